@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import Attention, LinearMap, Softmax, linear
+from glassformer.attention import Attention, AttentionLayer, Latent, LinearMap, Rope, Softmax, linear
 from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 from glassformer.data import Batch
 from glassformer.models import GREEDY, Decoder, generate
@@ -153,6 +153,28 @@ def mixing(seconds: float) -> Rows:
             yield Row(case, "softmax mixer", "scaled_dot_product_attention", measured, aim=1.03)
 
 
+def absorbing(seconds: float) -> Rows:
+    """A step of latent attention over 4,096 kept positions: queries meet latents, or all keys and values are made."""
+    length, generator = 4096, torch.Generator().manual_seed(0)
+    for width, heads, rank, content, rotary in ((512, 8, 128, 64, 32), (2048, 16, 512, 128, 64)):
+        projection = Latent(rank, rotary=rotary, norm=True)
+        config = Attention(heads, d_head=content + rotary, d_value=content, positions=Rope(), projection=projection)
+        quick = config.build(width, 2 * length, 0, "attn").eval()
+        plain = copy.deepcopy(quick)
+        plain.projection.absorbs = lambda *_: False
+        text, new = (torch.randn(1, n, width, generator=generator) for n in (length, 1))
+        _, state = quick(text, make_context(1, length, text.device, is_causal=True), state=quick.begin(1, text))
+
+        def step(layer: AttentionLayer, new: torch.Tensor = new, state: Any = state) -> torch.Tensor:
+            context = make_context(1, 1, new.device, is_causal=True, past=length)
+            return layer(new, context, state=state)[0]
+
+        check_equal(step(quick), step(plain))
+        measured = compare(partial(step, quick), partial(step, plain), rounds=60, seconds=seconds)
+        case = f"{heads} heads of {content} + {rotary}, rank {rank}, 1 x {length} kept"
+        yield Row(case, "absorbed step", "plain step", measured, aim=0.25)
+
+
 def training(seconds: float) -> Rows:
     """A training step, against a plain loop over a bare model, and the share of the machine's matrix-product rate."""
     batch, length = 8, 256
@@ -236,7 +258,8 @@ def answering(seconds: float) -> Rows:
 
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
-    f.__name__: f for f in (sites, reading, patterns, mixing, forward, training, generation, importing, answering)
+    f.__name__: f
+    for f in (sites, reading, patterns, mixing, absorbing, forward, training, generation, importing, answering)
 }
 
 

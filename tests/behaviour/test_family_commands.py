@@ -47,6 +47,14 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ("olmo_clipped", "mpt_of_six_heads_clipped_untied"),
         circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
     ),
+    # what is made of normed latents is no matrix's, and experts are as below
+    **dict.fromkeys(
+        (
+            "deepseek_v2", "deepseek_v2_lite_queries_of_the_stream", "deepseek_v2_groups_of_experts_tied",
+            "deepseek_v3", "deepseek_v3_halves_turn_and_shares_are_as_they_are",
+        ),
+        circuits_without(BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK),
+    ),
     # which experts' matrices count differs by position
     **dict.fromkeys(
         (

@@ -108,6 +108,10 @@ def test_what_a_family_cannot_say_is_refused_by_field() -> None:
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True cannot be represented"),
         ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0 cannot be represented"),
         ("gemma2", {}, 'lacks "sliding_window"'),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True cannot be represented"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "noaux_tc"}, "topk_method must be one of greedy"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias=True cannot be represented"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax' cannot be represented"),
         ("diffllama", {"num_key_value_heads": 1}, "num_key_value_heads must be an even number"),
         ("gpt_oss", {"swiglu_alpha": 1.0, "sliding_window": 3}, "swiglu_alpha=1.0 cannot be represented"),
     ):

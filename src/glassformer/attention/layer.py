@@ -125,7 +125,8 @@ class Attention(SubLayerConfig, kind="attention"):
         joined = self.mixer.traits.n_joined
         d_value = self.d_value or max(d_head * streams // joined, 1)
         kv_heads = self.n_kv_heads or self.n_heads
-        return Dims(d_model, self.n_heads, kv_heads, d_head, d_value, max_len, layer, self.grid, joined)
+        turned = self.projection.turned
+        return Dims(d_model, self.n_heads, kv_heads, d_head, d_value, max_len, layer, self.grid, joined, turned)
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
@@ -192,9 +193,10 @@ class AttentionLayer(SubLayerModule):
         kind, place, mixer = self.config.projection.kind, self.config.positions, self.config.mixer
         turns = type(self.positions).rotate is not Positions.rotate and not self.positions.at_read
         require(
-            not turns and type(self.positions).inputs is Positions.inputs,
+            (not turns or self.projection.keeps_turned) and type(self.positions).inputs is Positions.inputs,
             f'attention: projection "{kind}" makes the keys of earlier positions anew, and positions "{place.kind}" '
-            "have no part in that; use Rope(at_read=True), or positions that add to scores.",
+            "have no part in that; use Rope(at_read=True), a key of its own for them to turn (Latent(rotary=…)), or "
+            "positions that add to scores.",
         )
         require(
             mixer.stores_keys and mixer.reach is None,
@@ -206,7 +208,8 @@ class AttentionLayer(SubLayerModule):
     def traits(self) -> Traits:
         """The mechanism's traits as seen from outside: what norms on z make of them, and how scores are made."""
         traits = self.mixer.traits
-        if self.positions.has_scores or not self.projection.bilinear:
+        departs = self.projection.departs("scores")
+        if self.positions.has_scores or (departs is not None and not departs.once_frozen):
             traits = replace(traits, bilinear_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
@@ -231,11 +234,14 @@ class AttentionLayer(SubLayerModule):
             context = replace(context, dropout=self.config.dropout)
         x_q, x_k = self.positions.inputs(x, x_v, context)
         own = None if inputs is None else partial(self._own, inputs, context)
-        (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)
+        if absorbs := own is None and kept is not None and self._absorbs(x.shape[1], kept, context, tape):
+            (q, k, v), kept = self.projection.absorbed(x_q, x_k, self.positions, context, kept)
+        else:
+            (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)
         q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
         x_mix = x if inputs is None else self._mixed_input(inputs, x)
         z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context, q.dtype), memory, tape)
-        z = site(tape, at.z, z)
+        z = site(tape, at.z, self.projection.restored(z) if absorbs else z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
         gate = None if inputs is None or self.merge.gate is None else self._gate(inputs, x)
         flat = self.merge.prepare(z, x, scale, gate)
@@ -245,6 +251,14 @@ class AttentionLayer(SubLayerModule):
         else:
             out = self.merge.output(flat)
         return site(tape, at.out, out), None if state is None else AttentionState(kept, memory)
+
+    def _absorbs(self, n_new: int, kept: Any, context: Context, tape: Tape | None) -> bool:
+        """Whether queries meet what the projection keeps as it lies; not where its keys or values are looked at."""
+        traits, at = self.mixer.traits, self.at
+        if not (traits.by_products and traits.linear_in_value == "exact") or context.form == "scan":
+            return False
+        looked_at = wants(tape, at.query, at.key, at.value) or self.mixer.wants_dense(tape)
+        return not looked_at and self.projection.absorbs(n_new, kept, self.positions)
 
     def head_inputs(
         self,

@@ -39,6 +39,7 @@ class Dims:
         layer: Index of the block.
         grid: Rows and columns of an input with two dimensions, read row by row; None for a text.
         n_joined: Mixed values that lie side by side in z.
+        turned: How many numbers of a query and key, the last ones, positions may turn; None for all.
     """
 
     d_model: int
@@ -50,11 +51,17 @@ class Dims:
     layer: int = 0
     grid: tuple[int, int] | None = None
     n_joined: int = 1
+    turned: int | None = None
 
     @property
     def d_z(self) -> int:
         """Width of what a head mixes."""
         return self.d_value * self.n_joined
+
+    @property
+    def d_turned(self) -> int:
+        """Width of the part of a query and key that positions may turn."""
+        return self.d_head if self.turned is None else self.turned
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ class Traits:
         value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
         reads_input: It reads the layer's input besides queries, keys and values.
+        by_products: It knows queries and keys by their products q . k alone, so that others with the same products, of
+            whatever width, do as well.
     """
 
     linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
@@ -82,6 +91,7 @@ class Traits:
     value_streams: int = 1
     value_merge: Literal["sum", "concat"] = "sum"
     reads_input: bool = False
+    by_products: bool = False
 
     @property
     def one_pattern(self) -> bool:

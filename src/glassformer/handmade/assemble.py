@@ -200,7 +200,8 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
         matrices += [] if table is None else [_position_table(turned)]
         for module in turned.modules():
             if isinstance(module, AttentionLayer):
-                matrices += [module.projection.qkv.weight, module.merge.output.weight.mT]
+                matrices += [map.weight for map in module.projection.reads]
+                matrices.append(module.merge.output.weight.mT)
                 matrices += [b for b in [module.merge.output.bias] if b is not None]
                 matrices += [] if module.merge.gate is None else [module.merge.gate.weight]
             if isinstance(module, MlpLayer | ExpertsLayer):
@@ -209,6 +210,9 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
                 matrices += [] if module.gate is None else [module.gate.weight]
             if isinstance(module, ExpertsLayer):
                 matrices.append(module.router.weight)
+                shared = (module.shared_input, module.shared_gate)
+                matrices += [map.weight for map in shared if map is not None]
+                matrices += [] if module.shared_output is None else [module.shared_output.weight.mT]
         for matrix in matrices:
             matrix.copy_(matrix @ rotation)
     turned.tokenizer, turned.own_tokenizers, turned.name = model.tokenizer, dict(model.own_tokenizers), model.name

@@ -1,11 +1,17 @@
 """Mixture of experts: several MLPs of equal size, of which each position runs a few.
 
     r = x W_R + b_R                              router logits, one per expert
-    g = softmax over the `n_chosen` largest of r, zero elsewhere
-    out = sum over e of  g_e expert_e(x)
+    s = softmax(r)  or  sigmoid(r)               shares
+    g = s / sum of the chosen s, times factor, for the `n_chosen` largest of s + b, zero elsewhere
+    out = sum over e of  g_e expert_e(x)  + shared(x)
+
+Experts may stand in groups, of which only the best few are chosen from; b, the bias of the choice, moves what is chosen
+and not what it weighs; the shared expert runs at every position. Each of these may be left out.
 
 The dense route runs every expert at every position, and defines the quick one, which runs those that were chosen.
-Source: Shazeer et al. 2017; Jiang et al. 2024, "Mixtral of Experts"; OpenAI 2025, "gpt-oss" (shifted, limited gates).
+Source: Shazeer et al. 2017; Jiang et al. 2024, "Mixtral of Experts"; OpenAI 2025, "gpt-oss" (shifted, limited gates);
+DeepSeek-AI 2024, "DeepSeek-V2", section 2.2 (groups, shared experts), and "DeepSeek-V3", section 2.1.2 (sigmoid shares,
+biased choice).
 """
 
 from collections.abc import Iterator
@@ -13,8 +19,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from glassformer.attention import ByPosition, LinearMap, LinearMaps, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
@@ -37,9 +44,17 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
         gated: Multiply by a second, linear branch.
         bias: Biases on the experts' matrices.
         router_bias: A bias per expert on the router's logits.
-        renormalised: Weights of the chosen experts sum to one; without, they are their shares of a softmax over all.
+        renormalised: Weights of the chosen experts sum to one (before `factor`); without, they are their shares.
         shift: Added to the linear branch.
         limit: Keep the linear branch within plus and minus this, and what the activation reads below it; None for none.
+        scoring: What makes shares of router logits: `softmax` over all experts, or `sigmoid` of each.
+        choice_bias: A number per expert that is added to shares when experts are chosen, and not to their weights. No
+            gradient reaches it: whoever trains moves it towards an even load.
+        n_groups: Groups of equal size that experts stand in, side by side.
+        n_chosen_groups: How many of them are chosen from.
+        group_best: How many of the largest shares of a group are summed to rank it.
+        factor: On the weights of the chosen experts.
+        d_shared: Neurons of one more expert that runs at every position, with weight one; None for none.
     """
 
     n_experts: int = 8
@@ -52,6 +67,13 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
     renormalised: bool = True
     shift: float = 0.0
     limit: float | None = None
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    n_groups: int = 1
+    n_chosen_groups: int = 1
+    group_best: int = 1
+    factor: float = 1.0
+    d_shared: int | None = None
 
     role: ClassVar[str] = "mlp"
 
@@ -62,6 +84,23 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
             f"experts: n_chosen={self.n_chosen} must lie between 1 and n_experts={self.n_experts}.",
         )
         require(self.limit is None or self.limit > 0, f"experts: limit must be positive, found {self.limit}.")
+        require(
+            self.n_groups >= 1 and self.n_experts % self.n_groups == 0,
+            f"experts: n_experts={self.n_experts} do not stand in n_groups={self.n_groups} of equal size.",
+        )
+        size = self.n_experts // self.n_groups
+        require(
+            1 <= self.n_chosen_groups <= self.n_groups and self.n_chosen <= self.n_chosen_groups * size,
+            f"experts: n_chosen_groups={self.n_chosen_groups} of {self.n_groups} groups of {size} must hold "
+            f"n_chosen={self.n_chosen} experts.",
+        )
+        require(
+            1 <= self.group_best <= size,
+            f"experts: group_best={self.group_best} must lie between 1 and {size}, the experts of a group.",
+        )
+        require(
+            self.d_shared is None or self.d_shared >= 1, f"experts: d_shared must be at least 1, found {self.d_shared}."
+        )
         require(self.gated or self.shift == 0, f"experts: shift={self.shift} moves the linear branch of gated experts.")
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "ExpertsLayer":
@@ -76,6 +115,7 @@ class ExpertsLayer(ByPosition):
         "weights": "batch pos expert",
         "expert_hidden": "batch pos expert neuron",
         "expert_out": "batch pos expert d_model",
+        "shared_out": "batch pos d_model",
         "out": "batch pos d_model",
     }
     LAZY = ("expert_hidden", "expert_out")
@@ -90,6 +130,11 @@ class ExpertsLayer(ByPosition):
         self.gate = LinearMaps(n, d_model, self.d_mlp, bias) if config.gated else None
         self.input = LinearMaps(n, d_model, self.d_mlp, bias)
         self.output = LinearMaps(n, self.d_mlp, d_model, bias)
+        self.choice_bias = nn.Parameter(torch.zeros(n), requires_grad=False) if config.choice_bias else None
+        width = config.d_shared
+        self.shared_gate = None if width is None or not config.gated else LinearMap(d_model, width, bias=bias)
+        self.shared_input = None if width is None else LinearMap(d_model, width, bias=bias)
+        self.shared_output = None if width is None else LinearMap(width, d_model, bias=bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def write(
@@ -98,18 +143,32 @@ class ExpertsLayer(ByPosition):
         at = self.at
         weights = site(tape, at.weights, self.weights(site(tape, at.router, self.router(x))))
         out = self.dense(x, weights, tape) if self._wants_dense(x, tape) else self.fast(x, weights)
+        if self.shared_input is not None and self.shared_output is not None:
+            gate = None if self.shared_gate is None else self.shared_gate(x)
+            shared = self.shared_output(self._hidden(self.shared_input(x), gate))
+            out = out + site(tape, at.shared_out, shared)
         return site(tape, at.out, out)
 
     def weights(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
         """Return what each expert's output is multiplied by: zero for those that were not chosen."""
         # in float32 at least, as softmax everywhere
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        largest, chosen = wide.topk(self.config.n_chosen, -1)
-        if self.config.renormalised:
-            share = largest.softmax(-1)
-        else:
-            share = (largest - wide.logsumexp(-1, keepdim=True)).exp()
-        return torch.zeros_like(wide).scatter(-1, chosen, share).to(logits.dtype)
+        shares = wide.log_softmax(-1) if self.config.scoring == "softmax" else F.logsigmoid(wide)
+        chosen = self.chosen(shares.exp())
+        share = shares.gather(-1, chosen)
+        share = share.softmax(-1) if self.config.renormalised else share.exp()
+        return torch.zeros_like(wide).scatter(-1, chosen, share * self.config.factor).to(logits.dtype)
+
+    def chosen(self, shares: Float[Tensor, "batch pos expert"]) -> Int[Tensor, "batch pos chosen"]:
+        """Return which experts run: those with the largest shares, bias added, in the groups ranked first."""
+        config = self.config
+        ranked = shares if self.choice_bias is None else shares + self.choice_bias
+        if config.n_chosen_groups < config.n_groups:
+            by_group = ranked.unflatten(-1, (config.n_groups, -1))
+            best = by_group.topk(config.group_best, -1).values.sum(-1).topk(config.n_chosen_groups, -1).indices
+            open_to = torch.zeros(by_group.shape[:-1], dtype=torch.bool, device=ranked.device).scatter(-1, best, True)
+            ranked = by_group.masked_fill(~open_to[..., None], float("-inf")).flatten(-2)
+        return ranked.topk(config.n_chosen, -1).indices
 
     def dense(
         self, x: Float[Tensor, "batch pos d_model"], weights: Float[Tensor, "batch pos expert"], tape: Tape | None
@@ -158,10 +217,12 @@ class ExpertsLayer(ByPosition):
 
     def sites(self) -> Iterator[Site]:
         sizes = {"expert": self.config.n_experts, "neuron": self.d_mlp, "d_model": self.d_model}
-        yield from declare(self.path, self.SITES, sizes, layer=self.layer, lazy=self.LAZY)
+        axes = {name: words for name, words in self.SITES.items() if self.shared_input or name != "shared_out"}
+        yield from declare(self.path, axes, sizes, layer=self.layer, lazy=self.LAZY)
 
     def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
-        chosen = 2 * length * self.d_model * self.d_mlp * self.config.n_chosen
+        neurons = self.d_mlp * self.config.n_chosen + (self.config.d_shared or 0)
+        chosen = 2 * length * self.d_model * neurons
         router = 2 * length * self.d_model * self.config.n_experts
         return {"mlp in": chosen, "mlp gate": chosen * self.config.gated, "mlp out": chosen, "router": router}
 
@@ -169,4 +230,7 @@ class ExpertsLayer(ByPosition):
         yield from parameters_of("mlp in", self.input)
         yield from parameters_of("mlp gate", self.gate)
         yield from parameters_of("mlp out", self.output)
+        for part, map in (("in", self.shared_input), ("gate", self.shared_gate), ("out", self.shared_output)):
+            yield from parameters_of(f"mlp {part}", map)
         yield from parameters_of("router", self.router)
+        yield "router", 0 if self.choice_bias is None else self.choice_bias.numel()

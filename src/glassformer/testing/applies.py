@@ -148,6 +148,9 @@ def layers() -> dict[str, Made]:
     """Return what else an attention layer may be made of: heads, positions, projections, merges."""
     attention = {
         "latent": Attention(2, projection=Latent(4), positions=Rope(at_read=True)),
+        "latent, with norms and a rotary key": Attention(
+            2, d_head=8, d_value=6, projection=Latent(4, rotary=4, query_rank=5, norm=True), positions=Rope()
+        ),
         "convolved": Attention(2, projection=Convolved(), positions=Rope()),
     }
     places = cast(dict[str, Any], PositionsConfig.registry)

@@ -264,6 +264,20 @@ def test_scores_are_bilinear_where_claimed(kind: str, data: st.DataObject) -> No
         close(tape.values["scores"][seen], 2 * plain[seen])
 
 
+@claiming(lambda traits: traits.by_products)
+@given(st.data(), seeds)
+def test_only_products_of_queries_and_keys_are_seen_where_claimed(kind: str, data: st.DataObject, seed: int) -> None:
+    layer, n = data.draw(layers(kind, placed=st.just(NoPositions()))), data.draw(sizes)
+    x, d_head = stream(2, n), layer.module.dims.d_head
+    found = layer.read(x, "query", "key", "value", "z")
+    # wider, and no longer of the same lengths
+    wider = torch.randn(d_head, d_head + 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, k = found["query"] @ wider, found["key"] @ torch.linalg.pinv(wider).mT
+    context = causal_context(x)
+    for tape in (None, layer.tape("pattern")):
+        close(layer.mixer(q, k, found["value"], x, context, None, tape)[0], found["z"])
+
+
 @every
 @given(st.data())
 def test_one_position_works(kind: str, data: st.DataObject) -> None:

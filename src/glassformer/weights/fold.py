@@ -137,11 +137,7 @@ def fold_attention(a: AttentionWeights, own: Reading, other: Reading) -> Attenti
         V=_times(other, a.V), bV=_sum(a.bV, _through(other, a.V)),
         gate=None if a.gate is None else (_times(own, a.gate[0]), _sum(a.gate[1], _through(own, a.gate[0]))),
     )  # fmt: skip
-    constant_values = (
-        a.module.mixer.traits.rows_sum_to_one
-        and a.module.projection.clip is None
-        and a.module.projection.values_by_position
-    )
+    constant_values = a.module.mixer.traits.rows_sum_to_one and a.module.projection.departs("values") is None
     if not constant_values or a.gate is not None or a.gain is not None or folded.bV is None:
         return folded
     constant = torch.einsum("he,hed->d", folded.bV[folded.group], a.O)

@@ -112,12 +112,13 @@ def _stack(
     entry = x
     for layer in w.model.sub_layers(name):
         entry = x if layer.entry == layer.index else entry
-        out = _part(w, layer, w.normed(entry, layer.before), context, encoded)
+        out = _part(w, layer, entry, context, encoded)
         x = w.normed(x + w.normed(out, layer.write_norm), layer.stream_norm)
     return w.normed(x, w.model.stacks[name].final)
 
 
-def _part(w: HeadWeights, layer: SubLayer, x: Tensor, context: Context, encoded: Tensor | None) -> Tensor:
+def _part(w: HeadWeights, layer: SubLayer, entry: Tensor, context: Context, encoded: Tensor | None) -> Tensor:
+    x = w.normed(entry, layer.before)
     for m in w.mlps:
         if m.path == layer.path:
             return _mlp(m, x)
@@ -131,12 +132,19 @@ def _part(w: HeadWeights, layer: SubLayer, x: Tensor, context: Context, encoded:
         assert encoded is not None, "cross-attention reads an encoder's output"
         assert context.source is not None, "the context was made with the source"
         return _attend(a, x, encoded, context.source)
-    return _attend(a, x, x, context)
+    if not a.module.projection.norms_within:
+        return _attend(a, x, x, context)
+    # norms between the matrices divide by scales of what the model reads, whatever was folded into the matrices
+    read = entry[..., : layer.block.d_model]
+    return _attend(a, x, x, context, read if layer.before is None else layer.before(read))
 
 
-def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) -> Tensor:
+def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
     module = a.module
     q, k, v = _project(x, a.Q, a.bQ), _project(source, a.K, a.bK), _project(source, a.V, a.bV)
+    if read is not None:
+        scales = (module.projection.scales(which, read) for which in ("query", "key", "value"))
+        q, k, v = (_scaled(heads, scale) for heads, scale in zip((q, k, v), scales))
     if isinstance(module.positions, QueryKeyOnlyPositions):
         width = module.dims.d_model
         for which, matrix, keys in (("q", a.Q_position, False), ("k", a.K_position, module.config.cross)):
@@ -164,6 +172,11 @@ def _project(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     rows = x[:, None, None] if matrix.ndim == 4 else x[:, None]
     out = rows @ matrix if bias is None else rows @ matrix + bias[..., None, :]
     return out.transpose(1, 2) if matrix.ndim == 4 else out
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Return heads, `batch *stream head pos d`, divided by what norms between their matrices divide by."""
+    return x if scale is None else x / scale[(slice(None), *[None] * (x.ndim - 3))]
 
 
 def _mlp(m: MlpWeights, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer
-from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
+from glassformer.attention.projections import Of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
@@ -197,47 +197,23 @@ class AttentionWeights:
                 "head moves differs by position.\n"
                 "    analysis.attribution.source_effects(run) freezes the gate at one position."
             )
-        if not self.module.projection.values_by_position:
-            raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} mixes values with those just before them "
-                f"({self.module.config.projection.kind}), so no single matrix says what a head moves.\n"
-                "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
-            )
-        if (clip := self.module.projection.clip) is not None:
-            raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} cuts its values off at {clip:g} (clip), so no matrix says what a head "
-                "moves.\n    analysis.attribution.source_effects(run) takes values as they were in a run."
-            )
+        self._require_matrices(analysis, "values")
 
     def require_bilinear(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless scores are bilinear in what query and key read."""
-        mixer, projection = self.module.mixer, self.module.projection
+        mixer = self.module.mixer
         if not mixer.traits.bilinear_scores:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{mixer.config.described}", whose scores are not bilinear in '
                 "what query and key read (bilinear_scores=False).\n"
                 "    Read patterns instead: analysis.heads.head_scores(model)."
             )
-        if isinstance(projection, SmearedProjection):
+        self._require_matrices(analysis, "scores")
+
+    def _require_matrices(self, analysis: str, of: Of) -> None:
+        if (departs := self.module.projection.departs(of)) is not None:
             raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} smears its keys, so a score is the sum of two bilinear forms, s QK on "
-                "the key and (1 - s) QK on the one before it.\n    The shares s are module.projection.smear.share; "
-                "read scores themselves: gf.run(…, read=['blocks.*.attn.scores'])."
-            )
-        if isinstance(projection, ConvolvedProjection):
-            raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} mixes queries and keys with those just before them, so a score is a "
-                "sum of many bilinear forms.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
-            )
-        if projection.clip is not None:
-            raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} cuts its queries and keys off at {projection.clip:g} (clip), so its "
-                "scores are not bilinear.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
-            )
-        if projection.norms is not None:
-            raise AnalysisUnavailable(
-                f"{analysis}: layer {self.layer} normalises queries and keys (qk_norm), so its scores are bilinear "
-                "only with both scales frozen at one text.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+                f"{analysis}: layer {self.layer} {departs.how}, so {departs.so}.\n    {departs.instead}"
             )
 
 

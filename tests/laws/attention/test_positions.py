@@ -11,6 +11,7 @@ from glassformer.attention import (
     Alibi,
     Attention,
     Context,
+    Dims,
     Llama3Scaling,
     PositionsConfig,
     QueryKeyOnly,
@@ -40,7 +41,8 @@ def count(n: int, start: int = 0) -> Tensor:
 
 
 def turn(rope: Rope, x: Tensor, start: int = 0) -> Tensor:
-    turned, _ = rope.build(type("Dims", (), {"d_head": x.shape[-1]})).rotate(x, None, at(count(x.shape[-2], start)))
+    dims = Dims(D_MODEL, 1, 1, x.shape[-1], x.shape[-1], 16)
+    turned, _ = rope.build(dims).rotate(x, None, at(count(x.shape[-2], start)))
     return turned
 
 

@@ -39,12 +39,18 @@ KINDS: dict[str, ProjectionConfig] = {
     "convolved wide": Convolved(width=6, qk_norm=True),
     "convolved alone": Convolved(width=1),
     "latent": Latent(5),
+    "latent with a rotary key": Latent(5, rotary=2, query_rank=4, norm=True),
 }
 PLACES: list[PositionsConfig] = [Rope(), Rope(at_read=True), Alibi(), QueryKeyOnly()]
 every = pytest.mark.parametrize("name", KINDS)
 # keys that are made anew at every step are turned when they are read
 USUAL = {name: Rope(at_read=name == "latent") for name in KINDS}
-CASES = [(name, place) for name in KINDS for place in PLACES if name != "latent" or place in PLACES[1:3]]
+CASES = [
+    (name, place)
+    for name, kind in KINDS.items()
+    for place in PLACES
+    if not isinstance(kind, Latent) or place in PLACES[1:3] or (kind.rotary and place == PLACES[0])
+]
 
 
 def built(name: str, positions: PositionsConfig | None = None, seed: int = 0, **kwargs: Any) -> Layer:
@@ -101,7 +107,7 @@ def test_the_state_has_the_stated_size_and_the_mechanism_keeps_nothing_of_the_pr
 @pytest.mark.parametrize("mixer", [Softmax(), Linear()], ids=["softmax", "linear"])
 @every
 def test_ragged_prompts_and_beams_continue_as_they_would_alone(name: str, mixer: Any) -> None:
-    if name == "latent" and not mixer.stores_keys:
+    if isinstance(KINDS[name], Latent) and not mixer.stores_keys:
         return
     model, rows = decoder(name, mixer=mixer), [[3, 1, 4, 1, 5], [9, 2], [7]]
     together = generate(model, rows, GREEDY, max_new_tokens=5).tokens

@@ -25,6 +25,10 @@ CONFIGS = [
     MixtureOfExperts(4, 2, 5, renormalised=False),
     MixtureOfExperts(4, 2, 5, "gelu_sigmoid", bias=True, router_bias=True, shift=1.0, limit=0.7),
     MixtureOfExperts(1, 1, 5),
+    MixtureOfExperts(6, 3, 5, renormalised=False, n_groups=3, n_chosen_groups=2, factor=1.7, d_shared=7),
+    MixtureOfExperts(
+        6, 2, 5, gated=False, bias=True, scoring="sigmoid", choice_bias=True, n_groups=2, group_best=2, d_shared=3
+    ),
 ]
 configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
 
@@ -48,10 +52,12 @@ def read(module: ExpertsLayer, x: Tensor, *names: str, edit: tuple[Set, ...] = (
 def test_running_the_chosen_experts_equals_running_all(config: MixtureOfExperts, seed: int) -> None:
     module, x = layer(config, seed), stream(2, 7, seed)
     with torch.enable_grad():
+        # no gradient reaches the bias of the choice
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         quick = module.write(x)
-        mine = torch.autograd.grad(quick.square().sum(), list(module.parameters()))
+        mine = torch.autograd.grad(quick.square().sum(), parameters)
         dense = read(module, x, "mlp.expert_out")["returned"]
-        theirs = torch.autograd.grad(dense.square().sum(), list(module.parameters()))
+        theirs = torch.autograd.grad(dense.square().sum(), parameters)
     close(quick, dense)
     for one, other in zip(mine, theirs):
         close(one, other)
@@ -61,13 +67,21 @@ def test_running_the_chosen_experts_equals_running_all(config: MixtureOfExperts,
 @given(seeds)
 def test_the_dense_route_is_the_plain_loop(config: MixtureOfExperts, seed: int) -> None:
     module, x = layer(config, seed), stream(1, 3, seed)
-    found = read(module, x, "mlp.router", "mlp.weights", "mlp.expert_out", "mlp.out")
+    beside = ["mlp.shared_out"] if config.d_shared else []
+    found = read(module, x, "mlp.router", "mlp.weights", "mlp.expert_out", "mlp.out", *beside)
     for t in range(3):
         logits = module.router(x[0, t])
-        chosen = logits.topk(config.n_chosen).indices.tolist()
-        shares = (logits[chosen] if config.renormalised else logits).softmax(-1)
+        shares = logits.softmax(-1) if config.scoring == "softmax" else logits.sigmoid()
+        chosen = chosen_by_loop(config, shares, module.choice_bias)
+        over = sum(shares[e] for e in chosen) if config.renormalised else 1.0
         total = torch.zeros(D_MODEL, dtype=torch.float64)
-        for rank, e in enumerate(chosen):
+        if module.shared_input is not None and module.shared_output is not None:
+            hidden = module.shared_input(x[0, t])
+            gate = None if module.shared_gate is None else module.activation(module.shared_gate(x[0, t]))
+            shared = module.shared_output(module.activation(hidden) if gate is None else gate * hidden)
+            close(found["mlp.shared_out"][0, t], shared)
+            total += shared
+        for e in chosen:
             up, act = module.input.one(e, x[0, t]), module.activation
             if module.gate is None:
                 hidden = act(up)
@@ -76,12 +90,22 @@ def test_the_dense_route_is_the_plain_loop(config: MixtureOfExperts, seed: int) 
                 if config.limit is not None:
                     gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
                 hidden = act(gate) * (up + config.shift)
-            share = shares[rank if config.renormalised else e]
+            share = shares[e] / over * config.factor
             total += share * module.output.one(e, hidden)
             close(found["mlp.weights"][0, t, e], share)
         close(found["mlp.out"][0, t], total)
         assert (found["mlp.weights"][0, t] != 0).sum() == config.n_chosen
-    close(found["mlp.expert_out"].sum(-2), found["mlp.out"])
+    close(found["mlp.expert_out"].sum(-2) + (found["mlp.shared_out"] if beside else 0), found["mlp.out"])
+
+
+def chosen_by_loop(config: MixtureOfExperts, shares: Tensor, bias: Tensor | None) -> list[int]:
+    """Return which experts run, worked out with lists."""
+    ranked = (shares if bias is None else shares + bias).tolist()
+    size = config.n_experts // config.n_groups
+    groups = [range(i * size, (i + 1) * size) for i in range(config.n_groups)]
+    groups.sort(key=lambda group: -sum(sorted((ranked[e] for e in group), reverse=True)[: config.group_best]))
+    open_to = [e for group in groups[: config.n_chosen_groups] for e in group]
+    return sorted(open_to, key=lambda e: -ranked[e])[: config.n_chosen]
 
 
 @given(seeds)
@@ -114,12 +138,15 @@ def test_half_precision_keeps_its_type(dtype: torch.dtype) -> None:
     close(module.write(x), layer(CONFIGS[0]).write(stream(2, 3)).to(dtype), 0.1)
 
 
-def test_work_is_counted_for_the_experts_that_run() -> None:
-    config = DecoderConfig(50, 16, (block(n_heads=2, norm=RmsNorm(), mlp=MixtureOfExperts(8, 2, 24)),) * 2)
+@pytest.mark.parametrize("shared", [0, 12])
+def test_work_is_counted_for_the_experts_that_run(shared: int) -> None:
+    experts = MixtureOfExperts(8, 2, 24, choice_bias=shared > 0, d_shared=shared or None)
+    config = DecoderConfig(50, 16, (block(n_heads=2, norm=RmsNorm(), mlp=experts),) * 2)
     found, parameters = count_flops(config, 10), count_parameters(config)
     for part in ("mlp in", "mlp gate", "mlp out"):
-        assert found[part] == 2 * 2 * 10 * 2 * 16 * 24 and parameters[part] == 2 * 8 * 16 * 24
-    assert found["router"] == 2 * 2 * 10 * 16 * 8 and parameters["router"] == 2 * 16 * 8
+        assert found[part] == 2 * 2 * 10 * 16 * (2 * 24 + shared)
+        assert parameters[part] == 2 * 16 * (8 * 24 + shared)
+    assert found["router"] == 2 * 2 * 10 * 16 * 8 and parameters["router"] == 2 * (16 * 8 + 8 * (shared > 0))
     with FlopCounterMode(display=False) as counter:
         # in float64 products go by operators that the counter knows
         config.build().double()(torch.zeros(1, 10, dtype=torch.int64))
@@ -171,6 +198,19 @@ def test_matrices_of_the_rest_are_there_and_the_forward_pass_is_whole() -> None:
     [
         (lambda: MixtureOfExperts(2, 3), "experts: n_chosen=3 must lie between 1 and n_experts=2."),
         (lambda: MixtureOfExperts(limit=0.0), "experts: limit must be positive, found 0.0."),
+        (
+            lambda: MixtureOfExperts(6, n_groups=4),
+            "experts: n_experts=6 do not stand in n_groups=4 of equal size.",
+        ),
+        (
+            lambda: MixtureOfExperts(6, 3, n_groups=3),
+            "experts: n_chosen_groups=1 of 3 groups of 2 must hold n_chosen=3 experts.",
+        ),
+        (
+            lambda: MixtureOfExperts(6, 2, n_groups=3, group_best=3),
+            "experts: group_best=3 must lie between 1 and 2, the experts of a group.",
+        ),
+        (lambda: MixtureOfExperts(d_shared=0), "experts: d_shared must be at least 1, found 0."),
         (
             lambda: MixtureOfExperts(gated=False, shift=1.0),
             "experts: shift=1.0 moves the linear branch of gated experts.",

@@ -30,7 +30,8 @@ class Linearity(Result):
 
     Args:
         deviation: RMS of f(ax + by) - a f(x) - b f(y) + (a + b - 1) f(0), over the RMS of f(ax + by) - f(0), where f
-            gives raw logits (before a soft cap); 0 up to rounding for attention without MLPs and without gates.
+            gives raw logits (before a soft cap); 0 up to rounding for attention without MLPs, gates and norms
+            of the latents that values are made of.
         by_position: The same for each position.
     """
 
@@ -81,9 +82,10 @@ def frozen_edits(
 ) -> list[Set]:
     """Return edits that hold a model's patterns, norm scales, or both at what they were in a run.
 
-    With both, the run's own text gives the same logits again, and all but MLPs, clipped values, gates on mixed values
-    and a soft cap on logits is affine in what enters the stream. Ablating a head then takes away what it wrote and what
-    later heads made of it, and leaves every pattern as it was (a pattern-preserving ablation).
+    With both, the run's own text gives the same logits again, and all but MLPs, clipped values, values made of normed
+    latents, gates on mixed values and a soft cap on logits is affine in what enters the stream. Ablating a head then
+    takes away what it wrote and what later heads made of it, and leaves every pattern as it was (a pattern-preserving
+    ablation).
 
     Args:
         run: A forward pass that read `[frozen_edits]`, or a model; with one row it serves runs of any number of rows.

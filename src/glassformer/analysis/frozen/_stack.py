@@ -36,6 +36,7 @@ class Step:
         factor: What mixed values are multiplied by (gain and gate), `batch head pos d_value`; None for one.
         scale: What they are divided by first, `batch head pos`; None for one.
         recorded: What any other sub-layer wrote, `batch pos d_model`.
+        value_scale: What a norm between the matrices of values divides by, `batch pos 1`; None where there is none.
     """
 
     layer: SubLayer
@@ -45,6 +46,7 @@ class Step:
     factor: Tensor | None = None
     scale: Tensor | None = None
     recorded: Tensor | None = None
+    value_scale: Tensor | None = None
 
     @property
     def attention(self) -> AttentionLayer | None:
@@ -77,11 +79,15 @@ class Step:
             bias: Add what the norm's and the values' biases give.
             live: Norms divide by the scale of what they are given. Gates stay as they were.
         """
-        values = self.values(x, bias=bias, live=live)
+        values, scale = self.values(x, bias=bias, live=live), self.value_scale
+        if scale is not None:
+            if live:
+                scale = self._attention[0].projection.scales("value", self.before(x, bias=bias, live=True))
+            values = values / scale.unsqueeze(-3)
         return self._scaled(self._attention[1] @ values, live)
 
     def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
-        """Return what every head finds at each position, before any mixing; arguments as for `mix`."""
+        """Return what every head finds at each position, before any mixing and less `value_scale`; as for `mix`."""
         part, pattern = self._attention
         x = self.before(x, bias=bias, live=live)
         values = torch.einsum("...td,hde->...hte", x, part.projection.matrix("value"))
@@ -89,7 +95,7 @@ class Step:
         return per_query_head(values if own is None else values + own[:, None], pattern)
 
     def constant_values(self) -> Float[Tensor, "head d_value"] | None:
-        """Return the part of each head's values that is the same at every position, or None."""
+        """Return the part of each head's `values` that is the same at every position, or None."""
         part, _ = self._attention
         norm, own = self.before.bias, _value_bias(part)
         shift = None if norm is None else norm @ part.projection.matrix("value")
@@ -133,8 +139,9 @@ class Step:
         return torch.einsum("...td,hed->...hte", u, part.merge.matrix())
 
     def valued(self, u: Stream) -> Mixed:
-        """Return a direction of what is written as a direction of each head's values, where they come from."""
-        return self._attention[1].mT @ self._scaled(self.mixed(u), False)
+        """Return a direction of what is written as a direction of each head's `values`, where they come from."""
+        g = self._attention[1].mT @ self._scaled(self.mixed(u), False)
+        return g if self.value_scale is None else g / self.value_scale.unsqueeze(-3)
 
     def read(self, g: Mixed) -> Float[Tensor, "head *n batch pos d_model"]:
         """Return a direction of each head's values as a direction of the stream that the head reads; heads in front."""
@@ -250,7 +257,7 @@ def step_sites(model: ModelLike) -> list[str]:
         require_pattern(part, "a path through heads")
         found.append(part.at.pattern)
         found += [] if part.merge.linear else [part.at.z_scale]
-        found += [] if part.merge.gate is None else [layer.at_read]
+        found += [layer.at_read] if part.merge.gate is not None or part.projection.norms_within else []
     found += [final.at_scale] if not final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
@@ -278,7 +285,9 @@ def steps_of(run: Run, analysis: str) -> Steps:
             continue
         pattern, scale = read(part.at.pattern), None if part.merge.linear else read(part.at.z_scale)
         gate = None if part.merge.gate is None else read(layer.at_read)
-        steps.append(Step(layer, before, after, pattern, _factor(part, pattern, gate), scale))
+        within = part.projection.norms_within
+        value_scale = part.projection.scales("value", read(layer.at_read)).detach() if within else None
+        steps.append(Step(layer, before, after, pattern, _factor(part, pattern, gate), scale, value_scale=value_scale))
     embed = model.output_embed
     entry, final = FrozenNorm.of(embed.norm, read), FrozenNorm.of(model.output_stack.final, read)
     position = None if embed.positions is None else entry(read(embed.at_position))
@@ -290,7 +299,8 @@ def require_steps(model: ModelLike, analysis: str) -> None:
 
     Raises:
         NoPattern: One has no such pattern.
-        AnalysisUnavailable: One clips its values, or the logits are no linear function of the stream, norms frozen.
+        AnalysisUnavailable: Values of one are no sums even with scales frozen, or the logits are no linear function of
+            the stream, norms frozen.
     """
     require_model(model, analysis).unembed.require_linear(analysis)
     for layer in model.sub_layers():
@@ -317,11 +327,11 @@ def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
             f"({part.config.projection.kind}), so they are no maps of single positions.\n"
             "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
         )
-    if (clip := part.projection.clip) is not None:
+    departs = part.projection.departs("values")
+    if departs is not None and not departs.once_frozen:
         raise AnalysisUnavailable(
-            f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "
-            "was written to the stream.\n"
-            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+            f"{analysis}: layer {part.dims.layer} {departs.how}, so they are no sum over what was written to the "
+            "stream.\n    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
         )
 
 

@@ -68,7 +68,9 @@ def score_sites(model: ModelLike) -> list[str]:
     """Return the sites that `score_paths` reads, to be passed as `read=`."""
     found = residual_sites(model)
     before = [layer.before for layer in model.sub_layers()]
-    return found + [norm.at_scale for norm in before if norm is not None and not norm.identity]
+    found += [norm.at_scale for norm in before if norm is not None and not norm.identity]
+    within = [layer for layer in model.sub_layers() if (a := layer.self_attention) and a.projection.norms_within]
+    return found + [layer.at_read for layer in within]
 
 
 @question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",), holds=("norm scales",))
@@ -146,6 +148,9 @@ def _projected(run: Run, layer: SubLayer, part: AttentionLayer) -> tuple[list[Co
         raw.append(part.positions.inputs(nothing, nothing, context)[0] @ weight.mT)
     flat_q, flat_k = torch.cat(raw).split(widths[:2], -1)
     q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
+    # norms between the matrices: linear once each addend is divided by the scale of what was read
+    read = run[layer.at_read].values if projection.norms_within else None
+    q, k = (u if read is None else _within(u, projection.scales(of, read)) for of, u in (("query", q), ("key", k)))
     if projection.norms is not None:
         q, k = _normed(projection.norms, components, q, k, layer.layer, layer.name)
     if isinstance(projection, SmearedProjection):
@@ -160,6 +165,11 @@ def _heads(part: AttentionLayer, x: Tensor, heads: int) -> Float[Tensor, "compon
     if streams == 1:
         return x.unflatten(-1, (heads, width)).transpose(1, 2)
     return x.unflatten(-1, (heads, streams, width)).permute(0, 3, 2, 1, 4)
+
+
+def _within(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Return addends of heads, `component [stream] head pos d_head`, divided by scales, `1 pos width`."""
+    return x if scale is None else x / scale[(slice(None), *[None] * (x.ndim - 3))]
 
 
 def _normed(

@@ -38,7 +38,7 @@ class Differential(MixerConfig, kind="differential"):
 
     lambda_init: float = 0.8
 
-    traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
+    traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2, by_products=True)
     variants = ({"lambda_init": 0.2},)
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:

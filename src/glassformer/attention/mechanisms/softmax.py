@@ -47,7 +47,7 @@ class Softmax(MixerConfig, kind="softmax"):
     cap: float | None = None
     sinks: bool = False
 
-    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = (
         {"window": 1},
         {"window": 3},

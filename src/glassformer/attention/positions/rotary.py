@@ -27,7 +27,8 @@ class Rope(PositionsConfig, kind="rope"):
         base: Longest wavelength is about 2 pi base.
         pairing: `half` pairs t with t + d/2, `interleaved` pairs 2t with 2t + 1; equal up to a permutation of the
             columns of W_Q and W_K.
-        fraction: Share of d_head that turns; the rest is left alone.
+        fraction: Share of d_head that turns; the rest is left alone. Where the projection says which part of a head may
+            turn (`Latent(rotary=…)`), of that part.
         scaling: Frequencies for long texts.
         at_read: Keys are kept as they were projected and turned whenever they are read, not once when they are written;
             scores are the same.
@@ -46,7 +47,7 @@ class Rope(PositionsConfig, kind="rope"):
         require(0 < self.fraction <= 1, f"rope: fraction must be in (0, 1], found {self.fraction}.")
 
     def build(self, dims: Any) -> "RopePositions":
-        return RopePositions(self, dims.d_head)
+        return RopePositions(self, dims.d_turned)
 
     def width(self, d_head: int) -> int:
         """Return how many numbers of each head turn, in pairs."""
@@ -81,17 +82,22 @@ class Rope(PositionsConfig, kind="rope"):
 
 
 class RopePositions(Positions):
+    """Turns the last `d_turned` numbers of whatever it is given, or the share of them that the config says.
+
+    A query may thus be turned whole, and a key that all heads share, which holds those numbers alone, by itself.
+    """
+
     rotates = True
 
-    def __init__(self, config: Rope, d_head: int) -> None:
+    def __init__(self, config: Rope, d_turned: int) -> None:
         super().__init__(config)
-        require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
-        self.d_head = d_head
-        self.width = config.width(d_head)
+        require(int(d_turned * config.fraction) >= 2, f"rope: d_head={d_turned} leaves no pair to turn.")
+        self.d_turned = d_turned
+        self.width = config.width(d_turned)
         self.at_read = config.at_read
         self.by_length = config.scaling is not None and config.scaling.by_length
         # a scaling that does not fit these sizes says so here
-        config.frequencies(d_head)
+        config.frequencies(d_turned)
 
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
@@ -99,7 +105,7 @@ class RopePositions(Positions):
 
     def read(self, k: Tensor, context: Context) -> Tensor:
         # a state may hold fewer keys than there were positions: rows are aligned at the end
-        cos, sin = (row[:, -k.shape[-2] :] for row in self.rows(self.d_head, k, context, keys=True))
+        cos, sin = (row[:, -k.shape[-2] :] for row in self.rows(self.d_turned, k, context, keys=True))
         return self._turn_rows(k, cos, sin)
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
@@ -122,17 +128,17 @@ class RopePositions(Positions):
                 f'"{scaling.kind}" scaling turns queries and keys by how long the text is, which weights do not tell.\n'
                 f"    Ask for offsets below {longest}, or read scores: gf.run(…, read=['blocks.*.attn.scores'])."
             )
-        cos, sin = self.config.rows(torch.tensor([[position]], device=like.device), self.d_head, like.dtype)
+        cos, sin = self.config.rows(torch.tensor([[position]], device=like.device), self.d_turned, like.dtype)
         return cos[0, 0], sin[0, 0]
 
     def placed_at(
         self, x: Float[Tensor, "batch *n pos d_head"], positions: Int[Tensor, "b pos"]
     ) -> Float[Tensor, "batch *n pos d_head"]:
         """Return queries or keys turned by any positions, one for each row of the sequence."""
-        return self._turn_rows(x, *self.config.rows(positions, self.d_head, x.dtype))
+        return self._turn_rows(x, *self.config.rows(positions, self.d_turned, x.dtype))
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        cos, sin = self.rows(self.d_head, x, context, keys)
+        cos, sin = self.rows(self.d_turned, x, context, keys)
         return self._turn_rows(x, cos, sin)
 
     def _turn_rows(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -142,7 +148,8 @@ class RopePositions(Positions):
         return self._turn_by(x, cos, sin)
 
     def _turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part = x if self.width == x.shape[-1] else x[..., : self.width]
+        start = x.shape[-1] - self.d_turned
+        part = x if self.width == x.shape[-1] else x[..., start : start + self.width]
         # (a, b) -> (a cos - b sin, b cos + a sin)
         if self.config.pairing == "half":
             first, second = part.chunk(2, -1)
@@ -150,4 +157,6 @@ class RopePositions(Positions):
         else:
             partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         part = torch.addcmul(part * cos, partner, sin)
-        return part if part.shape == x.shape else torch.cat((part, x[..., self.width :]), -1)
+        if part.shape == x.shape:
+            return part
+        return torch.cat((x[..., :start], part, x[..., start + self.width :]), -1)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Own, Projected, Which
+from glassformer.attention.projections.projection import READ_SCORES, TAKE_MIXED, Departure, Of, Own, Projected, Which
 from glassformer.attention.projections.query_key_norm import HeadNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
 from glassformer.config import require
@@ -65,7 +65,7 @@ class ConvolvedProjection(SeparateProjection):
         )
         self.earlier = config.width - 1
         self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
-        self.bilinear = self.values_by_position = False
+        self.values_by_position = False
 
     def before_rotation(
         self,
@@ -96,6 +96,13 @@ class ConvolvedProjection(SeparateProjection):
                 "    Edit the stream that all of them read, resid_pre."
             )
         return self.projected(which, x, heads)
+
+    def departs(self, of: Of) -> Departure:
+        if of == "values":
+            how = "mixes values with those just before them (convolved)"
+            return Departure(how, "no single matrix says what a head moves", TAKE_MIXED)
+        how = "mixes queries and keys with those just before them"
+        return Departure(how, "a score is a sum of many bilinear forms", READ_SCORES)
 
     def begin(self, batch: int, like: Tensor) -> ConvolvedState:
         return ConvolvedState(*(like.new_zeros(batch, *shape[:-1], self.earlier, shape[-1]) for shape in self.shapes))

@@ -7,7 +7,7 @@ positions, or of another stack's output, is its part of the layer's state: `kept
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,7 @@ Projected = tuple[
 ]
 
 Which = Literal["query", "key", "value"]
+Of = Literal["scores", "values"]
 # from which of the three, and what all heads make of the one stream, to the same with some heads' own in it
 Own = Callable[[Which, Tensor], Tensor]
 
@@ -34,6 +35,11 @@ class ProjectionConfig(Config, family=True):
 
     # whether keys and values may be made from another stack's output
     crosses: ClassVar[bool] = True
+
+    @property
+    def turned(self) -> int | None:
+        """How many numbers of each query and key, the last ones, positions may turn; None for all."""
+        return None
 
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "Projection":
         """Return the module.
@@ -46,15 +52,38 @@ class ProjectionConfig(Config, family=True):
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
 
 
+class Departure(NamedTuple):
+    """Why scores are not bilinear in what queries and keys read, or values no matrix times what they read.
+
+    Args:
+        how: What is done to them, as it follows the name of a layer: "cuts its values off at 0.7 (clip)".
+        so: What follows: "its scores are not bilinear".
+        instead: What still works, a sentence.
+        once_frozen: Whether nothing is in the way but scales of norms, which analyses of a run hold as they were.
+    """
+
+    how: str
+    so: str
+    instead: str
+    once_frozen: bool = False
+
+
+READ_SCORES = "Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+TAKE_VALUES = "analysis.attribution.source_effects(run) takes values as they were in a run."
+TAKE_MIXED = "Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+
+
 class Projection(nn.Module):
     """What a layer knows of its projection; what is answered here holds for one that keeps nothing."""
 
-    # whether a score is bilinear in what the query and the key read at their own positions
-    bilinear: bool = True
     # whether a value is made of what is read at its own position alone
     values_by_position: bool = True
     # whether keys and values of all positions are made of what it keeps, so that the mechanism keeps none
     stores_keys: bool = False
+    # whether it keeps what positions turn of a key as they turned it, so that keys made anew need no turning
+    keeps_turned: bool = False
+    # whether norms lie between its matrices, so that what those come to is divided by `scales`
+    norms_within: bool = False
 
     def forward(
         self,
@@ -92,6 +121,45 @@ class Projection(nn.Module):
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         """Return queries, keys and values by head as far as each is made of its own position."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
+
+    @property
+    def reads(self) -> list[nn.Linear]:
+        """Its maps that read the stream."""
+        raise NotImplementedError(f"{type(self).__name__} does not say by what it reads the stream")
+
+    def departs(self, of: Of) -> Departure | None:
+        """Return why there is no one matrix to take for it; None if there is.
+
+        Args:
+            of: Of `scores`, which a matrix between what query and key read at their own positions would give; or of
+                `values`, which `matrix("value")` would make of what is read at theirs.
+        """
+        return None
+
+    def scales(self, which: Which, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n width"] | None:
+        """Return what `x @ matrix(which)` is divided by, coordinate by coordinate (or one for all); None for one.
+
+        Norms of whole queries and keys come behind and have no part in it.
+        """
+        return None
+
+    def absorbs(self, n_new: int, kept: Any, positions: Positions) -> bool:
+        """Whether new positions are mixed quicker with what is kept as it lies, by `absorbed`."""
+        return False
+
+    def absorbed(
+        self, x_q: Tensor, x_k: Tensor, positions: Positions, context: Context, kept: Any
+    ) -> tuple[Projected, Any]:
+        """Return queries, keys and values whose products, mixed by the same pattern, are `restored` to the same z.
+
+        For mechanisms that go `by_products`, and are linear in values: keys and values then need not be made of what
+        is kept, if queries meet that, and what is mixed of it becomes values.
+        """
+        raise AssertionError("absorbs says whether this is defined")
+
+    def restored(self, z: Float[Tensor, "batch head pos mixed"]) -> Float[Tensor, "batch head pos d_value"]:
+        """Return mixed values, from what was mixed in their place; see `absorbed`."""
+        raise AssertionError("absorbs says whether this is defined")
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return what is kept before the first position; None if nothing ever is."""

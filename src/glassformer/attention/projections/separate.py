@@ -16,7 +16,17 @@ from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
-from glassformer.attention.projections.projection import Own, Projected, Projection, ProjectionConfig, Which
+from glassformer.attention.projections.projection import (
+    READ_SCORES,
+    TAKE_VALUES,
+    Departure,
+    Of,
+    Own,
+    Projected,
+    Projection,
+    ProjectionConfig,
+    Which,
+)
 from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.config import require
 
@@ -57,7 +67,6 @@ class SeparateProjection(Projection):
             if isinstance(norm, QueryKeyNorm)
             else None
         )
-        self.bilinear = config.clip is None
 
     def set_sizes(self, dims: Dims, traits: Traits) -> None:
         """Say how many queries, keys and values there are, and how wide all of each are together."""
@@ -149,6 +158,23 @@ class SeparateProjection(Projection):
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys behind their norms, if there are any."""
         return (q, k) if self.norms is None else (self.norms[0](q), self.norms[1](k))
+
+    @property
+    def reads(self) -> list[nn.Linear]:
+        return [self.qkv]
+
+    def departs(self, of: Of) -> Departure | None:
+        if self.clip is not None:
+            what = "values" if of == "values" else "queries and keys"
+            how = f"cuts its {what} off at {self.clip:g} (clip)"
+            if of == "values":
+                return Departure(how, "no matrix says what a head moves", TAKE_VALUES)
+            return Departure(how, "its scores are not bilinear", READ_SCORES)
+        if of == "values" or self.norms is None:
+            return None
+        how = "normalises queries and keys (qk_norm)"
+        so = "its scores are bilinear only with both scales frozen at one text"
+        return Departure(how, so, READ_SCORES, once_frozen=True)
 
     def clipped(self, x: Tensor) -> Tensor:
         """Return projected vectors, cut off where the config says so."""

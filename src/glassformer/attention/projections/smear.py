@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Own, Projected
+from glassformer.attention.projections.projection import Departure, Of, Own, Projected
 from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
 
 
@@ -43,7 +43,6 @@ class SmearedProjection(SeparateProjection):
     def __init__(self, config: Smeared, dims: Dims, traits: Traits) -> None:
         super().__init__(config, dims, traits)
         self.smear = Smear(dims.n_kv_heads)
-        self.bilinear = False
 
     def before_rotation(
         self,
@@ -57,6 +56,16 @@ class SmearedProjection(SeparateProjection):
         q, k, v = with_own(own, *self.normed(q, k), v)
         k, last = self.smear(k, positions, None if kept is None else kept.key)
         return (q, k, v), None if kept is None else SmearedState(last)
+
+    def departs(self, of: Of) -> Departure | None:
+        if of == "values":
+            return super().departs(of)
+        return Departure(
+            "smears its keys",
+            "a score is the sum of two bilinear forms, s QK on the key and (1 - s) QK on the one before it",
+            "The shares s are module.projection.smear.share; read scores themselves: "
+            "gf.run(…, read=['blocks.*.attn.scores']).",
+        )
 
     def begin(self, batch: int, like: Tensor) -> SmearedState:
         heads = (*several(self.streams), self.dims.n_kv_heads)

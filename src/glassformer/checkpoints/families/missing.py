@@ -1,8 +1,6 @@
 """Architectures that a user may well meet and that no family covers: what each has that no part here has."""
 
-_LATENT = "queries and keys of two parts, one of them rotary and shared by all heads, made of a short vector"
 _STATE = "state-space layers"
-_SHARED = "experts beside one that every position passes"
 _NARROW = "position and type vectors of the token vectors' own width, mapped to the stream's behind their norm"
 
 # by model_type
@@ -13,26 +11,22 @@ MISSING: dict[str, str] = {
     "blenderbot-small": "token vectors normed before positions are added, in the decoder alone",
     "deberta": "scores of contents and relative positions apart",
     "deberta-v2": "scores of contents and relative positions apart",
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
     "electra": _NARROW,
     "falcon_mamba": _STATE,
-    "glm4_moe": _SHARED,
     "granitemoehybrid": _STATE,
     "hunyuan_v1_dense": "norms on queries and keys behind their rotation",
     "jamba": _STATE,
     "led": "attention to a window and to chosen positions",
-    "llama4_text": _SHARED,
+    "llama4_text": "experts whose weights multiply what they read",
     "longformer": "attention to a window and to chosen positions",
     "lfm2": "gated short convolutions in the place of attention",
     "mamba": _STATE,
     "mamba2": _STATE,
-    "minicpm3": _LATENT,
     "ministral3": "queries that grow with their position",
     "modernbert": "a block whose first sub-layer alone reads without a norm",
     "nanochat": "rotary positions that turn backwards, and norms behind them",
     "phimoe": "a router that chooses its experts one after another",
-    "qwen2_moe": _SHARED,
+    "qwen2_moe": "a gate on the expert that every position passes",
     "qwen3_next": "gated delta rules, and gates on attention",
     "recurrent_gemma": "gated linear recurrences",
     "rwkv": "time mixing in the place of attention",

@@ -44,6 +44,18 @@ def rope(
     return Rope(own.number("rope_theta", fields.number("rope_theta", base)), scaling=scaling, **more)
 
 
+def score_growth(fields: Fields) -> float:
+    """Return what scores are multiplied by for the sake of a longer text (`mscale_all_dim`), beside what turns.
+
+    The factor stands for one on queries and keys, so scores have its square.
+    """
+    own = _described(fields, None, 10000.0)
+    weight = own.number("mscale_all_dim", 0.0)
+    if not weight or own.get("rope_type", own.get("type", "default")) == "default":
+        return 1.0
+    return yarn_amplitude(own.number("factor"), weight) ** 2
+
+
 def longest(fields: Fields, positions: object, default: int) -> int:
     """Return the longest context that a config means.
 
