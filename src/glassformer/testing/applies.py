@@ -32,6 +32,7 @@ from glassformer.attention import (
     MixerConfig,
     NoPositions,
     PositionsConfig,
+    QueryKeyNorm,
     Rope,
     SubLayerConfig,
 )
@@ -156,6 +157,8 @@ def layers() -> dict[str, Made]:
     }
     settings |= {name: SLOTS[name] for name in ("grouped", "smeared", "gated")}
     settings |= {"bias": {"bias": True}, "clip": {"clip": 0.7}, "qk_norm": {"qk_norm": True}}
+    settings |= {"key_norm": {"qk_norm": QueryKeyNorm(gains="none", of="keys")}}
+    settings |= {"cosine": {"qk_norm": QueryKeyNorm(gains="none")}}
     return {name: partial(built, name, **found) for name, found in settings.items()} | {
         name: partial(_of_parts, name, part, Mlp(12)) for name, part in attention.items()
     }

@@ -51,6 +51,9 @@ QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
     True,
     QueryKeyNorm(gains="own", centred=True, bias=True, eps=1e-5),
     QueryKeyNorm(over="all", offset=1.0, eps=1e-6),
+    QueryKeyNorm(gains="none", of="keys"),
+    QueryKeyNorm(over="all", gains="none", eps=1e-6),
+    QueryKeyNorm(of="queries", bias=True),
 ]
 MERGES = [
     Merge(),

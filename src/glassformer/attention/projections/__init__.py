@@ -3,13 +3,13 @@
 from glassformer.attention.projections.convolved import Convolved, ConvolvedProjection, ConvolvedState, ShortConvolution
 from glassformer.attention.projections.latent import Latent, LatentProjection, LatentState
 from glassformer.attention.projections.projection import Own, Projected, Projection, ProjectionConfig, Which
-from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.projections.query_key_norm import HeadNorm, NoHeadNorm, QueryKeyNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, SourceProjection, SourceState
 from glassformer.attention.projections.smear import Smear, Smeared, SmearedProjection, SmearedState
 
 __all__ = [
     "Convolved", "ConvolvedProjection", "ConvolvedState", "HeadNorm", "Latent", "LatentProjection",
-    "LatentState", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
+    "LatentState", "NoHeadNorm", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
     "SourceProjection", "SourceState", "Which",
 ]  # fmt: skip

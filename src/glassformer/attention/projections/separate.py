@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
 from glassformer.attention.projections.projection import Own, Projected, Projection, ProjectionConfig, Which
-from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.projections.query_key_norm import QueryKeyNorm
 from glassformer.config import require
 
 
@@ -51,9 +51,8 @@ class SeparateProjection(Projection):
         self.set_sizes(dims, traits)
         self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
         self.clip, norm = config.clip, config.qk_norm
-        heads = (dims.n_heads, dims.n_kv_heads)
         self.norms = (
-            nn.ModuleList([norm.build(n, dims.d_head, traits.streams) for n in heads])
+            norm.build(dims.n_heads, dims.n_kv_heads, dims.d_head, traits.streams)
             if isinstance(norm, QueryKeyNorm)
             else None
         )
@@ -124,7 +123,7 @@ class SeparateProjection(Projection):
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
         norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
-        if isinstance(norm, HeadNorm) and norm.couples_heads:
+        if norm is not None and norm.couples_heads:
             # the scale is of all heads
             return super().of_heads(which, x, heads)
         y = self.projected(which, x, heads)
