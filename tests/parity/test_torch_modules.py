@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.attention import Attention, Merge, QueryKeyNorm, Rope, Separate, Softmax, causal
+from glassformer.attention import Attention, Merge, QueryKeyNorm, Rope, Separate, Softmax, Tied, causal
 from glassformer.attention.positions.rope_scaling import plain_frequencies
 from glassformer.models import EncoderDecoderConfig, LayerNorm, Mlp, NoNorm, RmsNorm, block
 from glassformer.models.stack import make_context, with_source
@@ -105,6 +105,16 @@ def test_norms_without_gains_equal_nanochats_which_come_behind_rotation() -> Non
     values = ours.read(x, "pattern", "out")
     close(values["pattern"], pattern, 1e-6)
     close(values["out"], expected, 1e-6)
+
+
+def test_keys_that_are_queries_of_unit_length_are_reformers() -> None:
+    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    projection = Tied(qk_norm=QueryKeyNorm(gains="none", of="keys", eps=1e-6))
+    layer = Layer(randomise(Attention(HEADS, projection=projection).build(WIDTH, 16, 0, "").double()))
+    found, root = layer.read(stream(2, 5, d_model=WIDTH), "query", "key"), (WIDTH / HEADS) ** 0.5
+    theirs = reformer.LSHSelfAttention(reformer.ReformerConfig())
+    # theirs divide keys, ours scores, by the root of the width
+    close(found["key"] / root, theirs._len_and_dim_norm(found["query"], root))
 
 
 def test_cross_attention_equals_torchs() -> None:

@@ -39,6 +39,7 @@ from glassformer.attention.projections import (
     ShortConvolution,
     Smear,
     Smeared,
+    Tied,
 )
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 
@@ -87,6 +88,7 @@ __all__ = [
     "Softmax",
     "SubLayerConfig",
     "SubLayerModule",
+    "Tied",
     "Traits",
     "YarnScaling",
     "alibi_slopes",

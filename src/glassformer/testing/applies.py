@@ -35,6 +35,7 @@ from glassformer.attention import (
     QueryKeyNorm,
     Rope,
     SubLayerConfig,
+    Tied,
 )
 from glassformer.errors import AnalysisUnavailable, UnknownSite
 from glassformer.labelled import Labelled, Result
@@ -150,6 +151,9 @@ def layers() -> dict[str, Made]:
     attention = {
         "latent": Attention(2, projection=Latent(4), positions=Rope(at_read=True)),
         "convolved": Attention(2, projection=Convolved(), positions=Rope()),
+        "tied": Attention(2, projection=Tied(), positions=Rope()),
+        "identity": Attention(2, projection=Tied(query="identity"), positions=Rope()),
+        "general": Attention(2, projection=Tied(key="identity"), positions=Rope()),
     }
     places = cast(dict[str, Any], PositionsConfig.registry)
     settings: dict[str, dict[str, Any]] = {

@@ -6,10 +6,11 @@ from glassformer.attention.projections.projection import Own, Projected, Project
 from glassformer.attention.projections.query_key_norm import HeadNorm, NoHeadNorm, QueryKeyNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, SourceProjection, SourceState
 from glassformer.attention.projections.smear import Smear, Smeared, SmearedProjection, SmearedState
+from glassformer.attention.projections.tied import Tied
 
 __all__ = [
     "Convolved", "ConvolvedProjection", "ConvolvedState", "HeadNorm", "Latent", "LatentProjection",
     "LatentState", "NoHeadNorm", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
-    "SourceProjection", "SourceState", "Which",
+    "SourceProjection", "SourceState", "Tied", "Which",
 ]  # fmt: skip

@@ -45,6 +45,10 @@ class ProjectionConfig(Config, family=True):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
 
+    def free(self) -> "ProjectionConfig":
+        """Return the same with a matrix and a bias for each of the three, where that is one: of whatever values."""
+        return self
+
 
 class Projection(nn.Module):
     """What a layer knows of its projection; what is answered here holds for one that keeps nothing."""

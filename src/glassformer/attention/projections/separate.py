@@ -20,6 +20,9 @@ from glassformer.attention.projections.projection import Own, Projected, Project
 from glassformer.attention.projections.query_key_norm import QueryKeyNorm
 from glassformer.config import require
 
+# numbers of all queries, keys and values of one position
+Widths = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
 class Separate(ProjectionConfig, kind="separate"):
@@ -44,12 +47,46 @@ class Separate(ProjectionConfig, kind="separate"):
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "SeparateProjection":
         return (SourceProjection if cross else SeparateProjection)(self, dims, traits)
 
+    def free(self) -> "Separate":
+        return self.replace(bias=True)
+
+    def joined(self, dims: Dims, widths: Widths) -> Any:
+        """Return W_Q, W_K and W_V below each other, as one map of so many rows each."""
+        return JoinedMap(dims.d_model, widths, self.bias)
+
+    def multiplied(self, across: bool) -> tuple[bool, bool, bool]:
+        """Return whether queries, keys and values each take a product with a matrix.
+
+        Args:
+            across: Keys and values are made of another stack's output.
+        """
+        return True, True, True
+
+
+class JoinedMap(LinearMap):
+    """Three linear maps of one vector, their rows below each other."""
+
+    def __init__(self, d_in: int, widths: Widths, bias: bool) -> None:
+        super().__init__(d_in, sum(widths), bias=bias)
+        self.widths = widths
+
+    def part(self, x: Float[Tensor, "*batch d_in"], first: int, last: int) -> Float[Tensor, "*batch d_out"]:
+        """Return what the maps from the first up to before the last make of rows, side by side."""
+        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
+        return linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        """Yield (part, number), each parameter once."""
+        yield from zip(("query", "key", "value"), (width * self.in_features for width in self.widths))
+        yield "biases", 0 if self.bias is None else self.bias.numel()
+
 
 class SeparateProjection(Projection):
     def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
         super().__init__()
         self.set_sizes(dims, traits)
-        self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
+        self.qkv = config.joined(dims, self.widths)
+        self.multiplied = config.multiplied(across=self.stores_keys)
         self.clip, norm = config.clip, config.qk_norm
         self.norms = (
             norm.build(dims.n_heads, dims.n_kv_heads, dims.d_head, traits.streams)
@@ -161,16 +198,14 @@ class SeparateProjection(Projection):
         return rows.unflatten(0, (heads, -1)).mT
 
     def own_parameters(self) -> Iterator[tuple[str, int]]:
-        yield from zip(("query", "key", "value"), (width * self.qkv.in_features for width in self.widths))
-        yield "biases", 0 if self.qkv.bias is None else self.qkv.bias.numel()
+        yield from self.qkv.own_parameters()
 
     def flops(self, n_queries: int, n_keys: int) -> dict[str, int]:
-        d, (query, key, value) = self.dims.d_model, self.widths
-        return {"query": 2 * n_queries * d * query, "key": 2 * n_keys * d * key, "value": 2 * n_keys * d * value}
+        parts = zip(("query", "key", "value"), (n_queries, n_keys, n_keys), self.widths, self.multiplied)
+        return {part: 2 * n * self.dims.d_model * width * multiplied for part, n, width, multiplied in parts}
 
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
-        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
-        return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
+        return self.clipped(self.qkv.part(x, first, last))
 
 
 class SourceState(NamedTuple):
