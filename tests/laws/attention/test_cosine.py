@@ -133,10 +133,9 @@ def test_norms_without_gains_commute_with_rotation(of: Side, seed: int, pairing:
     place = Rope(pairing=pairing, fraction=fraction)
     before, bare, x = layer(of, seed, place), layer(None, seed, place), stream(2, 6, seed)
     turned = bare.read(x, "query", "key")
-    norms: Any = before.module.projection.norms
     found = before.read(x, "query", "key")
-    close(found["query"], norms[0](turned["query"]))
-    close(found["key"], norms[1](turned["key"]))
+    for name, norm in zip(("query", "key"), before.module.projection.norms):
+        close(found[name], norm(turned[name]))
 
 
 @given(seeds)
