@@ -143,8 +143,8 @@ def test_it_is_a_norm_with_gains_of_one(seed: int) -> None:
     x = torch.randn(2, 3, 5, D_HEAD, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     cases: tuple[dict[str, Any], ...] = ({}, {"centred": True}, {"over": "all"})
     for fields in cases:
-        plain = QueryKeyNorm(gains="none", eps=1e-6, **fields).build(3, 3, D_HEAD)[0]
-        ones = QueryKeyNorm(eps=1e-6, **fields).build(3, 3, D_HEAD)[0].double()
+        plain: Any = QueryKeyNorm(gains="none", eps=1e-6, **fields).build(3, 3, D_HEAD)[0]
+        ones: Any = QueryKeyNorm(eps=1e-6, **fields).build(3, 3, D_HEAD)[0].double()
         close(plain(x), ones(x))
         close(plain.linear(x), ones.linear(x))
         assert plain.gain is None and not list(plain.parameters())
