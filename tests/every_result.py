@@ -208,6 +208,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "PhaseChange": lambda: learning.phase_change(_history()[0]),
     "PositionalHeads": _weights(from_weights.positional_heads),
     "RotationTest": lambda: subspaces.rotation_test(_small(), _ids()),
+    "ScoreGeometry": _one_pass(behaviour.score_geometry, length=4),
     "ScorePaths": _one_pass(paths.score_paths, head="L1H0"),
     "SenderEffects": _pairs(circuits.sender_effects),
     "ShortCircuit": memorisation,

@@ -286,6 +286,15 @@ def test_habits_of_a_text_are_those_that_python_finds(call: Any, words: str) -> 
     assert all(title in out for title in ("Suppression", "Long context", "Stream rank", "Attention sinks"))
 
 
+def test_what_makes_scores_is_measured_up_to_the_length_that_is_given(call: Any, words: str) -> None:
+    text = "one two three four five one two"
+    out, document = call("behaviour", words, text, "--habits", "score-geometry", "--length", "4")
+    expected = behaviour.score_geometry(gf.load(words), text, length=4).to_dict()
+    found = document["results"][0]
+    assert found["shares"] == expected["shares"] and found["outside"] == expected["outside"] and found["length"] == 4
+    assert "Score geometry" in out and "angle" in out
+
+
 def test_a_word_is_followed_through_two_texts(call: Any, words: str) -> None:
     out, document = call(
         "behaviour", words, "one two", "--other", "three two", "--word", "two", "--habits", "meaning-shift"

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.attention import Attention, Merge, Separate, causal
+from glassformer.attention import Attention, Merge, QueryKeyNorm, Rope, Separate, Softmax, Tied, causal
+from glassformer.attention.positions.rope_scaling import plain_frequencies
 from glassformer.models import EncoderDecoderConfig, LayerNorm, Mlp, NoNorm, RmsNorm, block
-from glassformer.models.stack import with_source
+from glassformer.models.stack import make_context, with_source
 from glassformer.testing import close
 from glassformer.testing.layers import Layer, causal_context, randomise, stream
 from glassformer.trace import Tape
@@ -44,6 +45,76 @@ def test_self_attention_equals_torchs(lengths: list[int] | None) -> None:
     close(tape.values["pattern"], pattern)
     found, reference = (torch.autograd.grad(u.square().sum(), x)[0] for u in (out, expected))
     close(found, reference)
+
+
+def without_gains(of: Any = "both", eps: float | None = None, **kwargs: Any) -> Layer:
+    norm = QueryKeyNorm(gains="none", of=of, eps=eps)
+    config = Attention(HEADS, projection=Separate(bias=True, qk_norm=norm), merge=Merge(bias=True), **kwargs)
+    return Layer(randomise(config.build(WIDTH, 16, 0, "").double()))
+
+
+def copy_separately(theirs: Any, ours: Any, names: tuple[str, str, str]) -> None:
+    for name, weight, bias in zip(names, *(part.split(WIDTH) for part in (ours.qkv.weight, ours.qkv.bias))):
+        own = getattr(theirs, name)
+        own.weight.copy_(weight)
+        if own.bias is not None:
+            own.bias.copy_(bias)
+        else:
+            bias.zero_()
+
+
+def test_cosine_attention_equals_that_of_swin_v2() -> None:
+    """Every head at the temperature that theirs begin with; their position bias is the same for all keys here."""
+    swin = pytest.importorskip("transformers.models.swinv2.modeling_swinv2")
+    config = swin.Swinv2Config(qkv_bias=True, attention_probs_dropout_prob=0.0)
+    theirs = swin.Swinv2SelfAttention(config, WIDTH, HEADS, 3).double()
+    ours = without_gains(mixer=Softmax(scale=float(theirs.logit_scale.detach().exp()[0]) * HEADS / WIDTH))
+    with torch.no_grad():
+        copy_separately(theirs, ours.module.projection, ("query", "key", "value"))
+        for parameter in theirs.continuous_position_bias_mlp.parameters():
+            parameter.zero_()
+    x = stream(2, 9, d_model=WIDTH).requires_grad_()
+    mixed, pattern = theirs(x, output_attentions=True)
+    both_ways = make_context(2, 9, x.device, is_causal=False)
+    tape = ours.tape("pattern", grad=True)
+    out = ours(x, both_ways, tape=tape)
+    close(tape.values["pattern"], pattern, 1e-6)
+    close(out, ours.module.merge.output(mixed), 1e-6)
+    found, reference = (
+        torch.autograd.grad(p.square().sum(), x, retain_graph=True)[0] for p in (tape.values["pattern"], pattern)
+    )
+    close(found, reference, 1e-6)
+
+
+def test_norms_without_gains_equal_nanochats_which_come_behind_rotation() -> None:
+    nano = pytest.importorskip("transformers.models.nanochat.modeling_nanochat")
+    config = nano.NanoChatConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, attention_bias=True,
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs, ours = nano.NanoChatAttention(config, 0).double(), without_gains(eps=1e-6, positions=Rope())
+    with torch.no_grad():
+        copy_separately(theirs, ours.module.projection, ("q_proj", "k_proj", "v_proj"))
+    theirs.o_proj.load_state_dict(ours.module.merge.output.state_dict())
+    x = stream(2, 5, d_model=WIDTH)
+    angle = torch.arange(5.0, dtype=torch.float64)[:, None] * plain_frequencies(10000.0, WIDTH // HEADS)
+    cos, sin = (torch.cat((u, u), -1)[None] for u in (angle.cos(), angle.sin()))
+    hidden = torch.full((5, 5), float("-inf"), dtype=torch.float64).triu(1)
+    # theirs turn the other way round, and norm in single precision
+    expected, pattern = theirs(x, (cos, -sin), hidden[None, None])
+    values = ours.read(x, "pattern", "out")
+    close(values["pattern"], pattern, 1e-6)
+    close(values["out"], expected, 1e-6)
+
+
+def test_keys_that_are_queries_of_unit_length_are_reformers() -> None:
+    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    projection = Tied(qk_norm=QueryKeyNorm(gains="none", of="keys", eps=1e-6))
+    layer = Layer(randomise(Attention(HEADS, projection=projection).build(WIDTH, 16, 0, "").double()))
+    found, root = layer.read(stream(2, 5, d_model=WIDTH), "query", "key"), (WIDTH / HEADS) ** 0.5
+    theirs = reformer.LSHSelfAttention(reformer.ReformerConfig())
+    # theirs divide keys, ours scores, by the root of the width
+    close(found["key"] / root, theirs._len_and_dim_norm(found["query"], root))
 
 
 def test_cross_attention_equals_torchs() -> None:

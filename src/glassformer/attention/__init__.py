@@ -31,6 +31,7 @@ from glassformer.attention.projections import (
     Convolved,
     HeadNorm,
     Latent,
+    NoHeadNorm,
     Projection,
     ProjectionConfig,
     QueryKeyNorm,
@@ -38,6 +39,7 @@ from glassformer.attention.projections import (
     ShortConvolution,
     Smear,
     Smeared,
+    Tied,
 )
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 
@@ -67,6 +69,7 @@ __all__ = [
     "Merge",
     "Mixer",
     "MixerConfig",
+    "NoHeadNorm",
     "NoPositions",
     "Positions",
     "PositionsConfig",
@@ -85,6 +88,7 @@ __all__ = [
     "Softmax",
     "SubLayerConfig",
     "SubLayerModule",
+    "Tied",
     "Traits",
     "YarnScaling",
     "alibi_slopes",

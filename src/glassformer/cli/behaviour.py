@@ -1,4 +1,4 @@
-"""`glassformer behaviour`: known habits of a model: sinks, suppression, rank, long contexts, recitation, meanings."""
+"""`glassformer behaviour`: known habits: sinks, suppression, rank, long contexts, scores, recitation, meanings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,9 +12,11 @@ from glassformer.cli.tokens_read import TokensRead, tokens_of
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
-Habit = Literal["sinks", "suppression", "stream-rank", "long-context", "meaning-shift", "short-circuit"]
+Habit = Literal[
+    "sinks", "suppression", "stream-rank", "long-context", "score-geometry", "meaning-shift", "short-circuit"
+]
 DEFAULT: tuple[Habit, ...] = ("sinks", "suppression", "stream-rank")
-WITH_TARGET = ("stream-rank", "long-context")
+WITH_TARGET = ("stream-rank", "long-context", "score-geometry")
 NOVEL = 16  # batches of new text
 
 
@@ -29,6 +31,7 @@ def behaviour(
     last: int = 1,
     sink: int = 4,
     recent: int = 16,
+    length: int | None = None,
     top: int = 8,
     *,
     opening: Opening,
@@ -37,8 +40,9 @@ def behaviour(
     """Known habits of a model: whether it rests on the first token, what its last layers hold down, how far it looks.
 
     On a text: sinks (mass and worth of the first token), suppression (what the last layers do to the right answers),
-    stream-rank (whether positions become alike with depth), long-context (where heads look). Of a word in two texts:
-    meaning-shift. Of a run folder whose recipe planted sequences: short-circuit (which layers reciting takes).
+    stream-rank (whether positions become alike with depth), long-context (where heads look), score-geometry (whether
+    lengths or angles of queries and keys make their scores). Of a word in two texts: meaning-shift. Of a run folder
+    whose recipe planted sequences: short-circuit (which layers reciting takes).
 
     Examples:
         glassformer behaviour gpt-4l "for i in range(len(x)):"
@@ -54,6 +58,7 @@ def behaviour(
         last: In suppression, how many last layers are examined.
         sink: In long-context, how many first tokens count as sink.
         recent: In long-context, how many last tokens count as recent.
+        length: In score-geometry, how many positions count as trained; what is known of the model by default.
         top: Largest entries per table.
     """
     from glassformer.config import require
@@ -77,7 +82,7 @@ def behaviour(
         first = prompt_of(loaded, text)
         second, after = (None if words is None else prompt_of(loaded, words) for words in (other, target))
         read = _read(loaded, first, second, after)
-        options = {"last": last, "sink": sink, "recent": recent, "word": word}
+        options = {"last": last, "sink": sink, "recent": recent, "length": length, "word": word}
         found = [_of_text(loaded, habit, first, second, after, options) for habit in of_text]
     if "short-circuit" in asked:
         found.append(_short_circuit(loaded, model))
@@ -110,6 +115,8 @@ def _of_text(model: "ModelLike", habit: Habit, first: Any, second: Any, target: 
             return room.suppression(model, first, last=options["last"], report=report)
         if habit == "stream-rank":
             return room.rank_of_stream(model, first, target=target, report=report)
+        if habit == "score-geometry":
+            return room.score_geometry(model, first, target, length=options["length"])
         return room.long_context(
             model, first, target=target, sink=options["sink"], recent=options["recent"], report=report
         )

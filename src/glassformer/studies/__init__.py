@@ -14,4 +14,5 @@ STUDIES = (
     "rank_collapse",
     "scaled_scores",
     "two_layers_for_induction",
+    "why_projections",
 )

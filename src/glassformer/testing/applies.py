@@ -32,8 +32,10 @@ from glassformer.attention import (
     MixerConfig,
     NoPositions,
     PositionsConfig,
+    QueryKeyNorm,
     Rope,
     SubLayerConfig,
+    Tied,
 )
 from glassformer.errors import AnalysisUnavailable, UnknownSite
 from glassformer.labelled import Labelled, Result
@@ -152,6 +154,9 @@ def layers() -> dict[str, Made]:
             2, d_head=8, d_value=6, projection=Latent(4, rotary=4, query_rank=5, norm=True), positions=Rope()
         ),
         "convolved": Attention(2, projection=Convolved(), positions=Rope()),
+        "tied": Attention(2, projection=Tied(), positions=Rope()),
+        "identity": Attention(2, projection=Tied(query="identity"), positions=Rope()),
+        "general": Attention(2, projection=Tied(key="identity"), positions=Rope()),
     }
     places = cast(dict[str, Any], PositionsConfig.registry)
     settings: dict[str, dict[str, Any]] = {
@@ -159,6 +164,8 @@ def layers() -> dict[str, Made]:
     }
     settings |= {name: SLOTS[name] for name in ("grouped", "smeared", "gated")}
     settings |= {"bias": {"bias": True}, "clip": {"clip": 0.7}, "qk_norm": {"qk_norm": True}}
+    settings |= {"key_norm": {"qk_norm": QueryKeyNorm(gains="none", of="keys")}}
+    settings |= {"cosine": {"qk_norm": QueryKeyNorm(gains="none")}}
     return {name: partial(built, name, **found) for name, found in settings.items()} | {
         name: partial(_of_parts, name, part, Mlp(12)) for name, part in attention.items()
     }

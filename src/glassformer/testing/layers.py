@@ -28,6 +28,7 @@ from glassformer.attention import (
     Rope,
     Separate,
     Smeared,
+    Tied,
     YarnScaling,
 )
 from glassformer.models.stack import make_context
@@ -51,6 +52,9 @@ QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
     True,
     QueryKeyNorm(gains="own", centred=True, bias=True, eps=1e-5),
     QueryKeyNorm(over="all", offset=1.0, eps=1e-6),
+    QueryKeyNorm(gains="none", of="keys"),
+    QueryKeyNorm(over="all", gains="none", eps=1e-6),
+    QueryKeyNorm(of="queries", bias=True),
 ]
 MERGES = [
     Merge(),
@@ -78,6 +82,7 @@ LAYER_SIZES = [
     LayerSizes(4, 1, 4, 6),
     LayerSizes(6, 3, 4, 5),
     LayerSizes(3, 3, 5),
+    LayerSizes(3, 3, 4),
 ]
 
 
@@ -125,14 +130,30 @@ class Layer:
         return tape.values
 
 
+def ties(sizes: LayerSizes, streams: int) -> list[dict[str, Any]]:
+    """Return the ways in which queries and keys of these sizes can do with fewer than two matrices."""
+    fits = [n * streams * sizes.d_head == D_MODEL for n in (sizes.n_heads, sizes.n_kv_heads)]
+    found = [{"query": "identity", "key": "own"}, {"key": "identity"}, {"query": "identity"}]
+    found = [way for way, there in zip(found, (fits[0], fits[1], all(fits))) if there]
+    return found + [{"key": "query"}] * (sizes.n_heads == sizes.n_kv_heads)
+
+
 @st.composite
-def projections(draw: Callable[..., Any], *, mixing: bool) -> ProjectionConfig:
-    """Draw how queries, keys and values are made; in one of four, positions are mixed if they may be."""
-    kind = draw(st.sampled_from([Smeared, Convolved])) if mixing and draw(st.integers(0, 3)) == 3 else Separate
+def projections(draw: Callable[..., Any], sizes: LayerSizes, *, streams: int = 1, mixing: bool) -> ProjectionConfig:
+    """Draw how queries, keys and values are made; in one of four, positions are mixed if they may be.
+
+    In another one of four, queries and keys are tied in a way that the sizes allow.
+    """
+    chance, kind, more = draw(st.integers(0, 3)), Separate, {}
+    if chance == 3 and mixing:
+        kind = draw(st.sampled_from([Smeared, Convolved]))
+    elif chance == 2 and (ways := ties(sizes, streams)):
+        kind, more = Tied, draw(st.sampled_from(ways))
     return kind(
         bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),
         clip=draw(st.sampled_from([None, None, 0.7])),
+        **more,
     )
 
 
@@ -152,7 +173,8 @@ def layers(
     assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
     assume(mixer.stores_keys or not getattr(place, "at_read", False))
     assume((mixer.crosses and place.crosses) or not cross)
-    projection = draw(projections(mixing=not cross) if projected is None else projected)
+    drawn = projections(layout, streams=mixer.traits.streams, mixing=not cross) if projected is None else projected
+    projection = draw(drawn)
     config = Attention(
         layout.n_heads,
         layout.n_kv_heads,

@@ -90,9 +90,7 @@ def _block(block: BlockConfig) -> BlockConfig:
 
 def _part(part: Any) -> Any:
     if isinstance(part, Attention):
-        biased = hasattr(part.projection, "bias")
-        projection = part.projection.replace(bias=True) if biased else part.projection
-        return part.replace(projection=projection, merge=part.merge.replace(bias=True))
+        return part.replace(projection=part.projection.free(), merge=part.merge.replace(bias=True))
     return part.replace(bias=True) if isinstance(part, Mlp) else part
 
 

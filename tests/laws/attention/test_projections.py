@@ -22,6 +22,7 @@ from glassformer.attention import (
     Separate,
     Smeared,
     Softmax,
+    Tied,
 )
 from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Mlp, beam_search, generate
@@ -40,11 +41,17 @@ KINDS: dict[str, ProjectionConfig] = {
     "convolved alone": Convolved(width=1),
     "latent": Latent(5),
     "latent with a rotary key": Latent(5, rotary=2, query_rank=4, norm=True),
+    "tied": Tied(bias=True, qk_norm=True),
+    "identity": Tied(query="identity"),
+    "general": Tied(key="identity", bias=True),
+    "general of keys": Tied(query="identity", key="own"),
 }
 PLACES: list[PositionsConfig] = [Rope(), Rope(at_read=True), Alibi(), QueryKeyOnly()]
 every = pytest.mark.parametrize("name", KINDS)
 # keys that are made anew at every step are turned when they are read
 USUAL = {name: Rope(at_read=name == "latent") for name in KINDS}
+# where the stream is cut into heads they are as wide as it together; keys that are made as queries are come in as many
+GROUPED = [name for name, kind in KINDS.items() if not isinstance(kind, Tied)]
 CASES = [
     (name, place)
     for name, kind in KINDS.items()
@@ -53,13 +60,18 @@ CASES = [
 ]
 
 
+def attention(name: str, positions: PositionsConfig | None, **kwargs: Any) -> Attention:
+    groups = 2 if name in GROUPED else 4
+    return Attention(4, groups, positions=positions or USUAL[name], projection=KINDS[name], **kwargs)
+
+
 def built(name: str, positions: PositionsConfig | None = None, seed: int = 0, **kwargs: Any) -> Layer:
-    config = Attention(4, 2, positions=positions or USUAL[name], projection=KINDS[name], **kwargs)
+    config = attention(name, positions, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), seed))
 
 
 def decoder(name: str, positions: PositionsConfig | None = None, mixer: Any = None) -> Decoder:
-    part = Attention(4, 2, positions=positions or USUAL[name], projection=KINDS[name], mixer=mixer or Softmax())
+    part = attention(name, positions, mixer=mixer or Softmax())
     layer = BlockConfig((part, Mlp(8)))
     return randomise(DecoderConfig(11, 16, (layer,) * 2, max_len=24).build().double().eval(), std=0.3)
 
@@ -101,7 +113,8 @@ def test_the_state_has_the_stated_size_and_the_mechanism_keeps_nothing_of_the_pr
     if layer.module.projection.stores_keys:
         assert state.mixer is None
     else:
-        assert state.mixer.key.shape == (3, 2, 5, 3) and state.mixer.value.shape == (3, 2, 5, 3)
+        groups = layer.module.dims.n_kv_heads
+        assert state.mixer.key.shape == (3, groups, 5, 3) and state.mixer.value.shape == (3, groups, 5, 3)
 
 
 @pytest.mark.parametrize("mixer", [Softmax(), Linear()], ids=["softmax", "linear"])

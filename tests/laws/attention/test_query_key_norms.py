@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from glassformer import analysis, weights
-from glassformer.attention import Attention, Differential, HeadNorm, QueryKeyNorm, Rope, Separate, Softmax
+from glassformer.attention import Attention, Differential, HeadNorm, NoHeadNorm, QueryKeyNorm, Rope, Separate, Softmax
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, LayerNorm, block
 from glassformer.testing import close
@@ -26,10 +26,13 @@ def layer(norm: QueryKeyNorm | bool, streams: int = 1, **kwargs: object) -> Laye
     return Layer(randomise(config.build(D_MODEL, 16, 0, "").double().eval()))
 
 
-def reference(norm: HeadNorm, flat: Tensor) -> Tensor:
+def reference(norm: HeadNorm | NoHeadNorm, flat: Tensor) -> Tensor:
     """Return projected rows through a norm, head by head, by the library's functions."""
+    if isinstance(norm, NoHeadNorm):
+        return flat
     config, d = norm.config, 3
-    gain, eps = norm.weight + config.offset, torch.finfo(flat.dtype).eps if config.eps is None else config.eps
+    gain = None if norm.weight is None else norm.weight + config.offset
+    eps = torch.finfo(flat.dtype).eps if config.eps is None else config.eps
     if config.over == "all":
         found = F.rms_norm(flat, flat.shape[-1:], gain, eps)
         return found if norm.bias is None else found + norm.bias
@@ -72,7 +75,7 @@ def test_a_norm_asked_for_by_true_is_the_default_one() -> None:
 
 
 def test_an_offset_gain_begins_at_one() -> None:
-    norm = QueryKeyNorm(offset=1.0).build(2, 4)
+    norm: Any = QueryKeyNorm(offset=1.0).build(2, 2, 4)[0]
     close(norm.gain, torch.ones(4))
     close(norm.weight, torch.zeros(4))
 

@@ -1,4 +1,4 @@
-"""Known habits: sinks, suppression, rank through depth, long contexts, short-circuits."""
+"""Known habits: sinks, suppression, rank through depth, long contexts, short-circuits, what makes scores."""
 
 from glassformer.analysis.behaviour._long_context import (
     EffectiveMemory as EffectiveMemory,
@@ -7,6 +7,11 @@ from glassformer.analysis.behaviour._long_context import (
     long_context as long_context,
 )
 from glassformer.analysis.behaviour._outcomes import calibration_error as calibration_error
+from glassformer.analysis.behaviour._score_geometry import (
+    ScoreGeometry as ScoreGeometry,
+    score_geometry as score_geometry,
+    score_geometry_sites as score_geometry_sites,
+)
 from glassformer.analysis.behaviour._short_circuit import (
     ShortCircuit as ShortCircuit,
     regenerate as regenerate,

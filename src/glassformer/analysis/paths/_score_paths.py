@@ -178,7 +178,7 @@ def _normed(
     """Return components through the norms on queries and keys, whose biases go with the others."""
     # linear once each divides by what it divides their sum by
     linear = [norm.linear(u) for norm, u in zip(norms, (q, k))]
-    if norms[0].bias is None:
+    if all(norm.bias is None for norm in norms):
         return linear[0], linear[1]
     shifts = [norm.shift(u) for norm, u in zip(norms, linear)]
     biases = [c.kind == "attn_bias" and c.layer == layer and c.label == "bias" for c in components]

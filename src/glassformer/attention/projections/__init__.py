@@ -11,13 +11,14 @@ from glassformer.attention.projections.projection import (
     ProjectionConfig,
     Which,
 )
-from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.projections.query_key_norm import HeadNorm, NoHeadNorm, QueryKeyNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, SourceProjection, SourceState
 from glassformer.attention.projections.smear import Smear, Smeared, SmearedProjection, SmearedState
+from glassformer.attention.projections.tied import Tied
 
 __all__ = [
     "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "HeadNorm", "Latent", "LatentProjection",
-    "LatentState", "Of", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
+    "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
-    "SourceProjection", "SourceState", "Which",
+    "SourceProjection", "SourceState", "Tied", "Which",
 ]  # fmt: skip

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
 from glassformer.attention.projections.projection import READ_SCORES, TAKE_MIXED, Departure, Of, Own, Projected, Which
-from glassformer.attention.projections.query_key_norm import HeadNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -88,8 +87,8 @@ class ConvolvedProjection(SeparateProjection):
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
-        norm = None if which == "value" or self.norms is None else self.norms[0]
-        if isinstance(norm, HeadNorm) and norm.couples_heads:
+        norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
+        if norm is not None and norm.couples_heads:
             raise AnalysisUnavailable(
                 "what single heads read: these queries and keys divide by one scale of all heads, behind a "
                 "convolution, so no head makes its own of what it reads.\n"

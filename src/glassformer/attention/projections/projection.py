@@ -51,6 +51,10 @@ class ProjectionConfig(Config, family=True):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
 
+    def free(self) -> "ProjectionConfig":
+        """Return the same with a matrix and a bias for each of the three, where that is one: of whatever values."""
+        return self
+
 
 class Departure(NamedTuple):
     """Why scores are not bilinear in what queries and keys read, or values no matrix times what they read.

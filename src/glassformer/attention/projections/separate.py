@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
@@ -27,8 +27,11 @@ from glassformer.attention.projections.projection import (
     ProjectionConfig,
     Which,
 )
-from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.projections.query_key_norm import QueryKeyNorm
 from glassformer.config import require
+
+# numbers of all queries, keys and values of one position
+Widths = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,54 @@ class Separate(ProjectionConfig, kind="separate"):
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "SeparateProjection":
         return (SourceProjection if cross else SeparateProjection)(self, dims, traits)
 
+    def free(self) -> "Separate":
+        return self.replace(bias=True)
+
+    def joined(self, dims: Dims, widths: Widths) -> Any:
+        """Return W_Q, W_K and W_V below each other, as one map of so many rows each."""
+        return JoinedMap(dims.d_model, widths, self.bias)
+
+    def multiplied(self, across: bool) -> tuple[bool, bool, bool]:
+        """Return whether queries, keys and values each take a product with a matrix.
+
+        Args:
+            across: Keys and values are made of another stack's output.
+        """
+        return True, True, True
+
+
+class JoinedMap(LinearMap):
+    """Three linear maps of one vector, their rows below each other."""
+
+    def __init__(self, d_in: int, widths: Widths, bias: bool) -> None:
+        super().__init__(d_in, sum(widths), bias=bias)
+        self.widths = widths
+
+    def part(self, x: Float[Tensor, "*batch d_in"], first: int, last: int) -> Float[Tensor, "*batch d_out"]:
+        """Return what the maps from the first up to before the last make of rows, side by side."""
+        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
+        return linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+    @property
+    def reads(self) -> list[nn.Linear]:
+        """The maps that read the vector: this one."""
+        return [self]
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        """Yield (part, number), each parameter once."""
+        yield from zip(("query", "key", "value"), (width * self.in_features for width in self.widths))
+        yield "biases", 0 if self.bias is None else self.bias.numel()
+
 
 class SeparateProjection(Projection):
     def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
         super().__init__()
         self.set_sizes(dims, traits)
-        self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
+        self.qkv = config.joined(dims, self.widths)
+        self.multiplied = config.multiplied(across=self.stores_keys)
         self.clip, norm = config.clip, config.qk_norm
-        heads = (dims.n_heads, dims.n_kv_heads)
         self.norms = (
-            nn.ModuleList([norm.build(n, dims.d_head, traits.streams) for n in heads])
+            norm.build(dims.n_heads, dims.n_kv_heads, dims.d_head, traits.streams)
             if isinstance(norm, QueryKeyNorm)
             else None
         )
@@ -133,7 +174,7 @@ class SeparateProjection(Projection):
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
         norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
-        if isinstance(norm, HeadNorm) and norm.couples_heads:
+        if norm is not None and norm.couples_heads:
             # the scale is of all heads
             return super().of_heads(which, x, heads)
         y = self.projected(which, x, heads)
@@ -161,7 +202,7 @@ class SeparateProjection(Projection):
 
     @property
     def reads(self) -> list[nn.Linear]:
-        return [self.qkv]
+        return self.qkv.reads
 
     def departs(self, of: Of) -> Departure | None:
         if self.clip is not None:
@@ -188,16 +229,14 @@ class SeparateProjection(Projection):
         return rows.unflatten(0, (heads, -1)).mT
 
     def own_parameters(self) -> Iterator[tuple[str, int]]:
-        yield from zip(("query", "key", "value"), (width * self.qkv.in_features for width in self.widths))
-        yield "biases", 0 if self.qkv.bias is None else self.qkv.bias.numel()
+        yield from self.qkv.own_parameters()
 
     def flops(self, n_queries: int, n_keys: int) -> dict[str, int]:
-        d, (query, key, value) = self.dims.d_model, self.widths
-        return {"query": 2 * n_queries * d * query, "key": 2 * n_keys * d * key, "value": 2 * n_keys * d * value}
+        parts = zip(("query", "key", "value"), (n_queries, n_keys, n_keys), self.widths, self.multiplied)
+        return {part: 2 * n * self.dims.d_model * width * multiplied for part, n, width, multiplied in parts}
 
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
-        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
-        return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
+        return self.clipped(self.qkv.part(x, first, last))
 
 
 class SourceState(NamedTuple):

@@ -43,6 +43,9 @@ const READERS = {
     loss_change: spoken("How much the loss rises under each condition, in nats."), measures: spoken("One row for each head: its attention on the first token, and how large what it moves from there is.") }],
   LongContext: [spoken("Where do heads look in a long text?"), {
     by_layer: spoken("Share of each layer’s heads that is of each class."), distances: spoken("Share of attention by distance."), measures: spoken("One row for each head: the share of its attention at each place, and how it is spread.") }],
+  ScoreGeometry: [spoken("Do lengths of queries and keys make scores, or the angles between them?"), {
+    shares: spoken("Of the variance of scores over all pairs, by what makes it; below zero where a factor works against the others."),
+    shares_within: spoken("The same of the variance among the keys that one query sees, which is what softmax feels.") }],
   Suppression: [spoken("What do the last layers do to the answers that earlier ones had found?"), {
     by_depth: spoken("Probability, loss and rank of the answer by depth."), contributions: spoken("In logits above the mean of all tokens, mean over answers."),
     interventions: spoken("The same model without what its last layers do, in different ways.") }],

@@ -39,8 +39,8 @@ _BEHIND_ID = re.compile(r"\d+:")
 # axes whose labels are words of ours, and neither heads nor what users name
 OURS = ("condition", "intervention", "variant", "weights", "component")
 _WITHOUT = re.compile(r"without (L\d+ \w+)")
-# axes along which numbers are in units of their own, so that there is no largest among them
-UNLIKE = ("measure", "outcome")
+# axes along which numbers are in units of their own, so that there is no largest among them, or are parts of one whole
+UNLIKE = ("measure", "outcome", "factor")
 
 
 @singledispatch
