@@ -4,7 +4,18 @@ from glassformer.attention.context import Context, Mask, causal, documents, padd
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
-from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
+from glassformer.attention.mechanisms import (
+    Additive,
+    Concat,
+    ConcatLinear,
+    Differential,
+    General,
+    Lightning,
+    Linear,
+    Softmax,
+    SumNormalised,
+    lambda_init_at,
+)
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -41,29 +52,38 @@ from glassformer.attention.projections import (
     Smeared,
     Tied,
 )
+from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
+from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
 
 __all__ = [
+    "AdaptiveTemperature",
+    "Additive",
     "Alibi",
     "Attention",
     "AttentionLayer",
     "AttentionState",
     "ByPosition",
+    "Concat",
+    "ConcatLinear",
     "Context",
     "Convolved",
     "Differential",
     "Dims",
     "DualChunk",
     "DynamicScaling",
+    "General",
     "HeadInputs",
     "HeadNorm",
     "Latent",
+    "LearnedTemperature",
     "Lightning",
     "Linear",
     "LinearMap",
     "LinearMaps",
     "LinearScaling",
     "Llama3Scaling",
+    "LogN",
     "LongScaling",
     "Mask",
     "Merge",
@@ -86,8 +106,12 @@ __all__ = [
     "Smear",
     "Smeared",
     "Softmax",
+    "SoftmaxWeights",
+    "SoftmaxWeightsMixer",
     "SubLayerConfig",
     "SubLayerModule",
+    "SumNormalised",
+    "Temperature",
     "Tied",
     "Traits",
     "YarnScaling",

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
 
+COUNTED = 1 << 20  # pairs of query and key whose mask is made at a time, to be counted
+
 
 class Term(ABC):
     """One condition on (batch, query, key)."""
@@ -191,7 +193,7 @@ class Context:
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
         bias: What the layer's position encoding adds to its scores.
         read: What it does to keys that are read, those in the state included; None if they are read as written.
-        scores: What it makes of queries and keys; None for their product.
+        scores: What it makes of a score of queries and keys; None for the score itself.
         crossed: Queries and keys come from different sequences.
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
@@ -207,7 +209,7 @@ class Context:
     seed: int = 0
     bias: Tensor | None = None
     read: Callable[[Tensor], Tensor] | None = None
-    scores: Callable[[Tensor, Tensor], Tensor] | None = None
+    scores: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor] | None = None
     crossed: bool = False
     dropout: float = 0.0
     drops: bool = True
@@ -259,6 +261,24 @@ class Context:
             total = max(n_keys, self.key_positions.shape[-1])
             lower = mask.rectangle if self.crossed else mask.dense
             self.memo[key] = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+        return self.memo[key]
+
+    def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b query"]:
+        """Return how many keys each of the last queries may attend to, within a window if given.
+
+        Rows of the mask are made some at a time and counted: the mask of a long text is never whole.
+        """
+        key = ("visible", n_queries, size)
+        if key not in self.memo:
+            mask = self.mask if size is None else self.mask & window(size)
+            # those that have left a rolling state are counted, and are outside the window
+            total = self.key_positions.shape[-1]
+            first, device = 0 if self.crossed else total - n_queries, self.positions.device
+            b = torch.arange(mask.batch, device=device)[:, None, None]
+            queries, keys = torch.arange(first, first + n_queries, device=device), torch.arange(total, device=device)
+            rows = queries[:, None].split(max(1, COUNTED // max(1, mask.batch * total)))
+            counted = [mask.allows(b, q, keys).expand(mask.batch, len(q), total).sum(-1) for q in rows]
+            self.memo[key] = torch.cat(counted, -1)
         return self.memo[key]
 
     def real_keys(self, n_keys: int, mechanism: str) -> Bool[Tensor, "b key"] | None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
+from glassformer.attention.scores import masked_softmax
 from glassformer.config import Config
 from glassformer.errors import NoPattern
 from glassformer.trace import Tape, full_names, site, wants
@@ -181,6 +182,8 @@ class Mixer(nn.Module):
     # axes of the sites it has of its own, and which of them are lazy; some depend on the config
     SITES: Mapping[str, str] = MappingProxyType({})
     LAZY: tuple[str, ...] = ()
+    # whether a score of turned queries and keys depends on how far apart they are, and not on where
+    by_offset: ClassVar[bool] = True
 
     def __init_subclass__(cls, *, config: type[MixerConfig] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -197,6 +200,30 @@ class Mixer(nn.Module):
         self.traits = config.traits
         self.at = full_names(path, ("pattern", "scores", "z", *self.SITES))
         self.only_dense = (self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
+
+    @property
+    def scale(self) -> float:
+        """What products of `queries` and keys are multiplied by; bilinear scores are such products."""
+        return self.dims.d_head**-0.5
+
+    def queries(
+        self, q: Float[Tensor, "*lead head pos d_head"], context: Context | None = None, heads: slice = slice(None)
+    ) -> Float[Tensor, "*lead head pos d_head"]:
+        """Return queries as they meet keys: their products, times `scale`, are the scores that positions add to.
+
+        Args:
+            q: Queries, turned by rotary positions if there are any, or rows of W_Q.
+            context: Facts of the pass they are of. Without one, what a query is multiplied by for the number of keys
+                that it sees is left out.
+            heads: Which heads they are of.
+        """
+        return q
+
+    def normalised(
+        self, scores: Float[Tensor, "*lead head query key"], *, empty_rows: bool = True, heads: slice = slice(None)
+    ) -> Float[Tensor, "*lead head query key"]:
+        """Return the pattern of scores, of some heads if `heads` says which; see `masked_softmax`."""
+        return masked_softmax(scores, empty_rows=empty_rows)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None

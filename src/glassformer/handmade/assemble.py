@@ -167,13 +167,14 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     single coordinates of the stream stop meaning anything.
 
     Raises:
-        ConfigError: The model has a norm, or positions that are no parameters, which know the coordinates; or token
-            vectors of another width than the stream.
+        ConfigError: The model has a norm, positions that are no parameters, or queries or keys without a matrix, which
+            all know the coordinates; or token vectors of another width than the stream.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (no privileged basis).
     """
     parts = [part for layer in model.config.layers for part in layer.parts]
-    added = [part.positions.kind for part in parts if isinstance(part, Attention)]
+    attention = [part for part in parts if isinstance(part, Attention)]
+    added = [part.positions.kind for part in attention]
     config = model.config
     norms = [n for layer in config.layers for n in (layer.norm, layer.norm_after)] + [
         config.final_norm, config.embed_norm,
@@ -183,9 +184,10 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
         all(norm is None or isinstance(norm, NoNorm) for norm in norms)
         and config.d_embed is None
         and "query_key_only" not in added
+        and not any(part.projection.reads_coordinates for part in attention)
         and (table is None or table.weight is not None),
-        "rotated: norms, sinusoidal and query-key-only positions go by the coordinates of the stream, which a rotation "
-        "mixes, and vectors narrower than the stream are none of it; it takes models without them.",
+        "rotated: norms, sinusoidal and query-key-only positions, and queries or keys that are the stream itself, go by "
+        "its coordinates, which a rotation mixes, and vectors narrower than the stream are none of it; it takes models without them.",
     )
     turned = model.config.build().to(model.embed.weight.dtype).eval()
     turned.load_state_dict(model.state_dict())

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.attention import AttentionLayer
+from glassformer.attention import AttentionLayer, Context
 from glassformer.attention.projections import Of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.mlp import MlpLayer
@@ -103,7 +103,12 @@ class AttentionWeights:
     def scale(self) -> float:
         """What q . k is multiplied by; raises `AnalysisUnavailable` where scores are no such product."""
         self.require_bilinear("the scale of scores")
-        return getattr(self.module.mixer, "scale", self.module.dims.d_head**-0.5)
+        return self.module.mixer.scale
+
+    @property
+    def which(self) -> slice:
+        """Which of the layer's heads these are."""
+        return slice(None) if self.head is None else slice(self.head, self.head + 1)
 
     def __getitem__(self, head: int) -> "AttentionWeights":
         """Return one head (its tensors keep a head axis of size one)."""
@@ -154,6 +159,9 @@ class AttentionWeights:
     def qk(self, offset: Offset = None) -> Factored:
         """Return where each head looks from: score = x @ QK @ y * scale. Batch axes: `head`, `head stream` for two.
 
+        What the mechanism does to queries is in QK, and a head's temperature. One that goes by the number of keys a
+        query sees is at one here: such scores are those of a query that sees as many as it was set for (`LogN.length`).
+
         Args:
             offset: How far the key lies before the query. Needed with rotary positions, whose QK depends on it
                 (several: their mean); without effect otherwise.
@@ -168,7 +176,7 @@ class AttentionWeights:
         self.require_bilinear("QK circuits")
         positions = self.module.positions
         if not positions.rotates:
-            return q
+            return self.asked(q)
         if offset is None:
             raise AnalysisUnavailable(
                 f"QK circuits: layer {self.layer} has rotary positions, so QK depends on how far the key lies "
@@ -177,7 +185,15 @@ class AttentionWeights:
         offsets = [offset] if isinstance(offset, int) else list(offset)
         if not offsets:
             raise ShapeMismatch("offset: an empty range has no mean; give at least one offset.")
-        return torch.stack([positions.turned(q, d) for d in offsets]).mean(0)
+        return self.asked(torch.stack([positions.turned(q, d) for d in offsets]).mean(0))
+
+    @torch.no_grad()
+    def asked(
+        self, q: Float[Tensor, "*lead head pos d_head"], context: Context | None = None
+    ) -> Float[Tensor, "*lead head pos d_head"]:
+        """Return turned queries, or rows of Q, as the mechanism lets them meet keys; see `Mixer.queries`."""
+        # rows of one text, or of none in particular
+        return self.module.mixer.queries(q[None], context, self.which)[0]
 
     def _keys(self) -> Tensor:
         return self.K[self.group] if len(self.K) != len(self.Q) else self.K
@@ -207,6 +223,12 @@ class AttentionWeights:
                 f'{analysis}: layer {self.layer} uses "{mixer.config.described}", whose scores are not bilinear in '
                 "what query and key read (bilinear_scores=False).\n"
                 "    Read patterns instead: analysis.heads.head_scores(model)."
+            )
+        if self.module.positions.rotates and not mixer.by_offset:
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {self.layer} uses "{mixer.config.described}" on queries that rotary positions have '
+                "turned, so its scores depend on both positions and not on their distance alone.\n"
+                "    analysis.paths.score_paths(run, head=…) splits them at the positions of a text."
             )
         self._require_matrices(analysis, "scores")
 

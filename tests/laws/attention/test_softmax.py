@@ -104,6 +104,13 @@ def test_scale_one_on_scaled_queries_is_the_default() -> None:
     close(plain(x, tape=plain.tape(edit=[("query", lambda q: q / 2)])), default(x))
 
 
+@given(seeds)
+def test_the_unscaled_product_is_the_scaled_one_on_longer_queries(seed: int) -> None:
+    x, default = stream(2, 5, seed), layer()
+    unscaled = layer(Softmax(scale=1.0))
+    close(unscaled(x), default(x, tape=default.tape(edit=[("query", lambda q: q * 4**0.5)])))
+
+
 def test_permuting_heads_with_their_output_rows_changes_nothing() -> None:
     x, attention, order = stream(2, 5), layer(), torch.tensor([2, 0, 3, 1])
     bare = attention(x)

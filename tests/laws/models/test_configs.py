@@ -45,7 +45,9 @@ def test_an_unknown_kind_lists_what_exists() -> None:
 
 
 def test_an_unknown_field_lists_what_exists() -> None:
-    expected = 'MixerConfig: Softmax has no field "windw". Nearest: "window". Fields: window, scale, cap, sinks.'
+    expected = (
+        'MixerConfig: Softmax has no field "windw". Nearest: "window". Fields: window, scale, cap, sinks, temperature.'
+    )
     assert message(UnknownField, {"kind": "softmax", "windw": 3}) == expected
     with pytest.raises(UnknownField, match='Softmax has no field "windw"'):
         Softmax().replace(windw=3)

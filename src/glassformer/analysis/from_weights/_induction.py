@@ -351,7 +351,7 @@ def _shifted(w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights)
 
 
 def _queries(layer: AttentionWeights, offsets: tuple[int, ...]) -> Float[Tensor, "head d_model d_head"]:
-    return layer.rotated(layer.Q, offsets) if layer.module.positions.rotates else layer.Q
+    return layer.rotated(layer.Q, offsets)
 
 
 def _choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:

@@ -26,6 +26,7 @@ from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several, checked
+from glassformer.attention import Context
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -304,12 +305,7 @@ def _allowed(w: HeadWeights, layer: AttentionWeights, length: int) -> Tensor:
 
 def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
     scores = scores.masked_fill(~allowed, -torch.inf)
-    sinks = getattr(layer.module.mixer, "sinks", None)
-    if sinks is None:
-        return scores.softmax(-1)
-    # the sink has its share of each row, and is no key
-    sinks = sinks.detach().to(scores) if layer.head is None else sinks.detach().to(scores)[layer.head : layer.head + 1]
-    return torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+    return layer.module.mixer.normalised(scores, heads=layer.which).detach()
 
 
 def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query: int) -> Labelled:
@@ -334,10 +330,12 @@ class _QueriesAndKeys:
     query_spread: Float[Tensor, "head *stream d_head d_head"]
     key_spread: Float[Tensor, "head *stream d_head d_head"]
     allowed: Tensor
+    context: Context
 
     def scores(self) -> Float[Tensor, "head *stream query key"]:
         bias = position_bias(self.layer, self.query.shape[-2])
-        return self._turned(self.query) @ self._turned(self.key).mT * self.layer.scale + bias
+        query = self.layer.asked(self._turned(self.query), self.context)
+        return query @ self._turned(self.key).mT * self.layer.scale + bias
 
     def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
@@ -345,9 +343,9 @@ class _QueriesAndKeys:
         count = allowed.sum(-1)[:, None]
         mean = (scores * allowed).sum(-1, keepdim=True) / count
         of_position = ((scores - mean).square() * allowed).sum((-2, -1))
-        query, key = self._turned(self.query), self._turned(self.key)
+        query, key = self.layer.asked(self._turned(self.query), self.context), self._turned(self.key)
         # second moments, position by position, as seen from the position turned to
-        query_spread, key_spread = self._spread(self.query_spread), self._spread(self.key_spread)
+        query_spread, key_spread = self._asked(self._spread(self.query_spread)), self._spread(self.key_spread)
         moments = query_spread + query[..., :, None] * query[..., None, :]
         seen = torch.einsum("qk,...kde->...qde", allowed, key_spread)
         of_keys = torch.einsum("...qde,...qed->...", moments, seen)
@@ -357,6 +355,14 @@ class _QueriesAndKeys:
         between = outer - average[..., :, None] * average[..., None, :] / count[..., None]
         of_queries = torch.einsum("...qde,...qed->...", query_spread, between)
         return of_position / (of_position + (of_keys + of_queries) * self.layer.scale**2).clamp_min(1e-300)
+
+    def _asked(
+        self, spread: Float[Tensor, "head *stream pos d_head d_head"]
+    ) -> Float[Tensor, "head *stream pos d_head d_head"]:
+        """Return the spread of queries as the mechanism lets them meet keys."""
+        for _ in range(2):
+            spread = self.layer.asked(spread.movedim(-2, 0), self.context).movedim(0, -2).mT
+        return spread
 
     def _turned(self, rows: Tensor) -> Tensor:
         """Turn the rows of all positions by where they stand: what rotary positions do to queries and keys."""
@@ -386,7 +392,8 @@ def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _QueriesAndK
         if "position" in w.sources(layer):
             mean = mean + w.projected(layer, side, "position")[..., :length, :]
         means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
-    return _QueriesAndKeys(layer, *means, *spreads, allowed=_allowed(w, layer, length))
+    context = make_context(1, length, layer.Q.device, is_causal=not w.reads_ahead(layer.stack))
+    return _QueriesAndKeys(layer, *means, *spreads, allowed=_allowed(w, layer, length), context=context)
 
 
 def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

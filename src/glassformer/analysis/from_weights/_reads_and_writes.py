@@ -76,6 +76,8 @@ def sides(
     """
     wide = torch.promote_types(layer.Q.dtype, torch.float32)
     touching = {name: matrix.to(wide) for name, matrix in matrices(layer).items()}
+    if form == "product" and layer.Q.ndim == 3:
+        touching["Q"] = layer.asked(touching["Q"])
     weighted = touching if half is None else {name: half.to(wide) @ touching[name] for name in KINDS}
     made: dict[str, Callable[[], Side]]
     if form == "read":

@@ -104,12 +104,11 @@ def score_paths(
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
     components, q, k, context = _projected(run, layer, part)
-    q, k = q[..., h, :, :], per_query_head(k, q)[..., h, :, :]
-    scale = getattr(part.mixer, "scale", part.dims.d_head**-0.5)
+    q, k = part.mixer.queries(q, context)[..., h, :, :], per_query_head(k, q)[..., h, :, :]
     places = [None if p is None else run.place(p) for p in (query, key)]
     q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
     # component [stream] pos d_head, twice -> [stream] component component query key
-    terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * scale
+    terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * part.mixer.scale
     bias = terms.new_zeros(terms.shape[-2:])
     if part.positions.has_bias:
         whole = part.positions.bias(context)[0, h].to(bias)

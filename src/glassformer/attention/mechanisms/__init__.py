@@ -1,8 +1,24 @@
 """One file per mechanism: equation, config, mixer. Importing this package registers them all."""
 
+from glassformer.attention.mechanisms.additive import Additive
+from glassformer.attention.mechanisms.concat import Concat
+from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
+from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mechanisms.sum_normalised import SumNormalised
 
-__all__ = ["Differential", "Lightning", "Linear", "Softmax", "lambda_init_at"]
+__all__ = [
+    "Additive",
+    "Concat",
+    "ConcatLinear",
+    "Differential",
+    "General",
+    "Lightning",
+    "Linear",
+    "Softmax",
+    "SumNormalised",
+    "lambda_init_at",
+]

@@ -41,6 +41,11 @@ class ProjectionConfig(Config, family=True):
         """How many numbers of each query and key, the last ones, positions may turn; None for all."""
         return None
 
+    @property
+    def reads_coordinates(self) -> bool:
+        """Whether queries or keys are coordinates of the stream as they stand, which a rotation of it would mix."""
+        return False
+
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "Projection":
         """Return the module.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear

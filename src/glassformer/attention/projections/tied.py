@@ -56,6 +56,10 @@ class Tied(Separate, kind="tied"):
             'tied: queries and keys with a matrix each are not tied; use "separate".',
         )
 
+    @property
+    def reads_coordinates(self) -> bool:
+        return "identity" in (self.query, self.key)
+
     def free(self) -> Separate:
         return Separate(bias=True, qk_norm=self.qk_norm, clip=self.clip)
 

@@ -1,11 +1,22 @@
 """Position-only scores are the mean over tokens of the model's own, and hand-made offsets are found."""
 
+import math
+
 import pytest
 import torch
 
 import glassformer as gf
 from glassformer import analysis, handmade, weights
-from glassformer.attention import Alibi, QueryKeyOnly, RelativeBias, Rope, Softmax
+from glassformer.attention import (
+    Alibi,
+    General,
+    LearnedTemperature,
+    LogN,
+    QueryKeyOnly,
+    RelativeBias,
+    Rope,
+    Softmax,
+)
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import DecoderConfig, Learned, NoNorm, RmsNorm, block
 from glassformer.testing import close
@@ -19,12 +30,14 @@ KINDS = {
     "partial rope": ({"positions": Rope(fraction=0.5, pairing="interleaved")}, {}),
     "alibi": ({"positions": Alibi()}, {}),
     "relative bias": ({"positions": RelativeBias(4, 6)}, {}),
+    "form": ({"mixer": General(temperature=LearnedTemperature())}, {"positions": Learned()}),
+    "log n": ({"mixer": Softmax(temperature=LogN(3)), "positions": Rope()}, {}),
 }
 
 
 def _one_layer(kind, n_kv_heads=2):
     attention, fields = KINDS[kind]
-    norm = NoNorm() if kind == "learned" else RmsNorm()
+    norm = NoNorm() if kind in ("learned", "form") else RmsNorm()
     layer = block(n_heads=4, n_kv_heads=n_kv_heads, bias=True, norm=norm, **attention)
     config = DecoderConfig(5, 16, (layer,), max_len=6, **fields)
     return randomise(config.build().double().eval(), 4, std=0.4)
@@ -78,7 +91,8 @@ def test_the_share_of_position_is_that_in_the_variance_of_all_scores(kind):
                     table = w.full_qk(0, query, key, offset=i - j).dense()
                     table = table[:, i : i + 1] if query == "position" else table
                     table = table[..., j : j + 1] if key == "position" else table
-                    blocks[:, i, j] += table
+                    # tables are those of a query that sees three keys
+                    blocks[:, i, j] += table * (math.log(i + 1) / math.log(3) if kind == "log n" else 1.0)
             blocks[:, i, j] += analysis.from_weights.position_bias(layer, 6)[:, i, j, None, None]
     mean = blocks.mean((-2, -1))
     total, of_position = torch.zeros(len(blocks)).double(), torch.zeros(len(blocks)).double()

@@ -1,0 +1,138 @@
+"""What mechanisms share that make weights of scores by softmax: mask, window, cap, sinks and temperature.
+
+    pattern_ts = softmax_s(cap(factor * scale * score(q_t, k_s)) + bias_ts)
+
+A mechanism says what a score is. If it is a product of what it makes of the query with the key, `fused` mixes values
+without the pattern.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_with_sinks
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig
+from glassformer.attention.scores import masked_softmax, placed
+from glassformer.attention.temperature import Temperature
+from glassformer.config import require
+from glassformer.trace import Tape, changes, site
+
+
+@dataclass(frozen=True)
+class SoftmaxWeights(MixerConfig):
+    """Softmax of some score.
+
+    Args:
+        window: Each query sees keys less than this many positions away; None for all.
+        scale: Factor on the scores; by default 1 / sqrt(d_head) if they are `scaled`, else 1.
+        cap: Largest size of a score times its scale and temperature, approached smoothly; what positions add and the
+            mask come behind it.
+        sinks: One learned logit per head that takes part in the normaliser and has no value.
+        temperature: What else multiplies scores.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+    cap: float | None = None
+    sinks: bool = False
+    temperature: Temperature | None = None
+
+    # whether scores grow with the width of a head, and are divided by its root
+    scaled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(
+            self.window is None or self.window >= 1, f"{self.kind}: window must be at least 1, found {self.window}."
+        )
+        require(self.cap is None or self.cap > 0, f"{self.kind}: cap must be positive, found {self.cap}.")
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.window is None else self.window - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        # files from before there were temperatures stay what they are
+        return data if self.temperature is not None else {k: v for k, v in data.items() if k != "temperature"}
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # the fused kernel computes masked pairs too; only a single step is spared what has left the window
+        seen = n_keys if self.window is None or n_queries > 1 else min(n_keys, self.window)
+        return super().flops(n_queries, seen, dims, causal)
+
+
+class SoftmaxWeightsMixer(Mixer):
+    """Softmax of what `scores` says, which has to be written; `fast` too, where there is a quicker route."""
+
+    config: SoftmaxWeights
+
+    def __init__(self, config: SoftmaxWeights, dims: Dims, path: str) -> None:
+        if config.cap is not None:
+            self.SITES = {name: "batch head query key" for name in ("scores_raw", "scores")}
+            self.LAZY = ("scores_raw",)
+        super().__init__(config, dims, path)
+        bilinear = config.traits.bilinear_scores and config.cap is None
+        self.traits = replace(config.traits, rows_sum_to_one=not config.sinks, bilinear_scores=bilinear)
+        self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
+        self.temperature = None if config.temperature is None else config.temperature.build(dims.n_heads)
+
+    @property
+    def scale(self) -> float:
+        if self.config.scale is not None:
+            return self.config.scale
+        return super().scale if self.config.scaled else 1.0
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether something is done to scores that fused kernels know nothing of."""
+        return self.config.cap is not None or (self.temperature is not None and self.temperature.reads_scores)
+
+    def scores(
+        self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
+    ) -> Float[Tensor, "batch head query key"]:
+        """Return the score of every query with every key, times scale and temperature."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a score is")
+
+    def tempered(
+        self, rows: Float[Tensor, "*lead head query d"], context: Context | None, heads: slice = slice(None)
+    ) -> Float[Tensor, "*lead head query d"]:
+        """Return queries, or raw scores, times what the temperature multiplies their heads and positions by."""
+        if self.temperature is None:
+            return rows
+        if (factor := self.temperature.of_heads()) is not None:
+            rows = rows * factor[heads].to(rows.dtype)
+        if self.temperature.by_query and context is not None:
+            factor = self.temperature.of_queries(context, rows.shape[-2], self.config.window)
+            rows = rows * factor.to(rows.dtype)
+        return rows
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        scores = self.scores(q, k, context)
+        if self.config.cap is not None:
+            scores = site(tape, self.at.scores_raw, scores)
+            scores = self.config.cap * (scores / self.config.cap).tanh()
+        scores = site(tape, self.at.scores, placed(scores, context, self.config.window))
+        return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+
+    def normalised(
+        self, scores: Float[Tensor, "*lead head query key"], *, empty_rows: bool = True, heads: slice = slice(None)
+    ) -> Float[Tensor, "*lead head query key"]:
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        if self.sinks is not None:
+            # no row is empty: there is always the sink, whose share is what the row lacks to one
+            sink = self.sinks[heads].to(wide.dtype)[:, None, None].expand(*wide.shape[:-1], 1)
+            wide, empty_rows = torch.cat((wide, sink), -1), False
+        if self.temperature is not None:
+            wide = self.temperature.sharpened(wide)
+        pattern = masked_softmax(wide, empty_rows=empty_rows)
+        return (pattern if self.sinks is None else pattern[..., :-1]).to(scores.dtype)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
+        if self.sinks is not None:
+            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, self.config.window)
+        return fused_softmax(q, k, v, self.scale, context, self.config.window)
