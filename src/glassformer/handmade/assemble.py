@@ -186,8 +186,9 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
         and "query_key_only" not in added
         and not any(part.projection.reads_coordinates for part in attention)
         and (table is None or table.weight is not None),
-        "rotated: norms, sinusoidal and query-key-only positions, and queries or keys that are the stream itself, go by "
-        "its coordinates, which a rotation mixes, and vectors narrower than the stream are none of it; it takes models without them.",
+        "rotated: norms, sinusoidal and query-key-only positions, and queries or keys that are the stream itself go by "
+        "the coordinates of the stream, which a rotation mixes, and vectors narrower than the stream are none of it; "
+        "it takes models without them.",
     )
     turned = model.config.build().to(model.embed.weight.dtype).eval()
     turned.load_state_dict(model.state_dict())
