@@ -207,7 +207,7 @@ class AttentionLayer(SubLayerModule):
         """The mechanism's traits as seen from outside: what norms on z make of them, and how scores are made."""
         traits = self.mixer.traits
         if self.positions.has_scores or not self.projection.bilinear:
-            traits = replace(traits, bilinear_scores=False)
+            traits = replace(traits, bilinear_scores=False, capped_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
         return traits

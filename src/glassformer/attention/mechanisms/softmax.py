@@ -2,7 +2,8 @@
 
     z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s
 
-With a cap c, c tanh(q_t . k_s * scale / c) stands for the product: no score exceeds c, and scores are not bilinear.
+With a cap c, c tanh(q_t . k_s * scale / c) stands for the product: no score exceeds c, and scores are not bilinear;
+they are in the order of the raw scores before the cap, which are.
 With sinks, each head has one learned logit b that takes part in the normaliser and has no value,
 
     pattern_ts = exp(score_ts) / (exp(b) + sum_r exp(score_tr))
@@ -79,16 +80,22 @@ class SoftmaxMixer(Mixer, config=Softmax):
             self.SITES = {name: "batch head query key" for name in ("scores_raw", "scores")}
             self.LAZY = ("scores_raw",)
         super().__init__(config, dims, path)
-        self.traits = replace(config.traits, rows_sum_to_one=not config.sinks, bilinear_scores=config.cap is None)
+        self.traits = replace(
+            config.traits,
+            rows_sum_to_one=not config.sinks, rows_lack_mass=config.sinks,
+            bilinear_scores=config.cap is None, capped_scores=config.cap is not None,
+        )  # fmt: skip
         self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         scores = products(q * self.scale, k, context)
         if self.config.cap is not None:
-            scores = site(tape, self.at.scores_raw, scores)
-            scores = self.config.cap * (scores / self.config.cap).tanh()
+            scores = self.capped(site(tape, self.at.scores_raw, scores))
         scores = site(tape, self.at.scores, placed(scores, context, self.config.window))
         return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+
+    def capped(self, scores: Tensor) -> Tensor:
+        return scores if self.config.cap is None else self.config.cap * (scores / self.config.cap).tanh()
 
     def normalised(self, scores: Tensor, *, empty_rows: bool = True) -> Tensor:
         """Return the pattern of scores; see `masked_softmax`."""

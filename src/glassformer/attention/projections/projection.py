@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
+from glassformer.attention.projections.query_key_norm import HeadNorm
 from glassformer.config import Config
 
 Projected = tuple[
@@ -92,6 +93,15 @@ class Projection(nn.Module):
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         """Return queries, keys and values by head as far as each is made of its own position."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
+
+    def norm_of(self, which: Which) -> HeadNorm | None:
+        """Return the norm that queries or keys pass before they are rotated, or None; values pass none."""
+        return None
+
+    @property
+    def normalises(self) -> bool:
+        """Whether queries or keys pass a norm, so that scores are bilinear only up to what it divides by."""
+        return self.norm_of("query") is not None or self.norm_of("key") is not None
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return what is kept before the first position; None if nothing ever is."""

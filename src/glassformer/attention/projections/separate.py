@@ -123,12 +123,18 @@ class SeparateProjection(Projection):
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
-        norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
-        if isinstance(norm, HeadNorm) and norm.couples_heads:
+        norm = self.norm_of(which)
+        if norm is not None and norm.couples_heads:
             # the scale is of all heads
             return super().of_heads(which, x, heads)
         y = self.projected(which, x, heads)
         return y if norm is None else norm(y, heads)
+
+    def norm_of(self, which: Which) -> HeadNorm | None:
+        if which == "value" or self.norms is None:
+            return None
+        norm = self.norms[("query", "key").index(which)]
+        return norm if isinstance(norm, HeadNorm) else None
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         q, k, v = self.heads(x_q, x_k, x_v)
