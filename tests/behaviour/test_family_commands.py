@@ -14,7 +14,7 @@ FIRST = {case.family: name for name, case in reversed(CASES.items())}
 
 REFUSED = "AnalysisUnavailable"
 QK, OV, INDUCTION = "skip-trigrams", "copying by eigenvalues", "induction from weights"
-OFFSETS, BANDWIDTH, SEEN = "heads that go by position", "bandwidth", "what heads attend to"
+OFFSETS, BANDWIDTH, SEEN = "heads that go by position", "bandwidth", "prefix matching"
 ON_TEXT = ("ablation", "loss by position")
 
 
@@ -24,20 +24,8 @@ def circuits_without(*analyses: str) -> dict[str, str]:
 
 # whatever is not listed works, with every analysis that it consists of
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    # scores that no product of two matrices gives: normed queries and keys, a cap, a rotation by the text's length
-    **dict.fromkeys(
-        (
-            "gemma2_caps_and_windows", "gemma3_local_and_global_layers",
-            "gemma3_scaled_rotary_positions_in_global_layers", "llama_longrope_scaling", "phi3_longrope",
-            "olmo2_norms_over_all_heads", "olmo2_biases_without_groups", "phi_grouped_keys_normed_queries_and_keys",
-            "qwen3_norms_on_queries_and_keys", "qwen3_biases_window_tied",
-            "stablelm_parallel_with_norms_for_each_head", "stablelm_one_after_the_other_with_norms_for_each_head",
-            "cohere_norms_for_each_head_untied_with_biases", "olmo3_window_in_three_layers_of_four",
-            "olmo3_scaled_where_it_sees_everything", "exaone4_no_positions_in_the_fourth_layer",
-            "exaone4_without_windows_tied", "persimmon_half_rotary", "vaultgemma",
-        ),
-        circuits_without(OFFSETS, INDUCTION, QK),
-    ),
+    # scores that no product of two matrices gives: a rotation by the text's length
+    **dict.fromkeys(("llama_longrope_scaling", "phi3_longrope"), circuits_without(OFFSETS, INDUCTION, QK)),
     # and a context of a few tokens has no late ones to compare with early ones
     "llama_dynamic_scaling": circuits_without(OFFSETS, INDUCTION, QK, "loss by position"),
     # two maps per head, and a pattern that is their difference
@@ -59,20 +47,15 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     **dict.fromkeys(
         (
             "gpt_oss_sinks_and_experts", "gpt_oss_tied_without_biases_and_narrow_limits", "mixtral",
-            "mixtral_three_of_five_with_a_window",
+            "mixtral_three_of_five_with_a_window", "qwen3_moe",
+            "qwen3_moe_with_a_dense_layer_and_shares_that_sum_to_one", "olmoe",
+            "olmoe_with_biases_and_shares_that_sum_to_one",
         ),
         circuits_without(BANDWIDTH),
     ),
-    **dict.fromkeys(
-        (
-            "qwen3_moe", "qwen3_moe_with_a_dense_layer_and_shares_that_sum_to_one", "olmoe",
-            "olmoe_with_biases_and_shares_that_sum_to_one",
-        ),
-        circuits_without(BANDWIDTH, OFFSETS, INDUCTION, QK),
-    ),
     # norms on the stream itself
     "opt_norms_behind_and_narrow_token_vectors": circuits_without(BANDWIDTH, INDUCTION),
-    # losses and repeated random tokens are for models that go on from a text
+    # losses are for models that go on from a text, and an encoder sees what comes next
     **dict.fromkeys(
         (
             "t5", "t5_deeper_decoder_few_buckets", "t5_of_version_1_1", "mt5", "blenderbot", "m2m_100",

@@ -36,8 +36,8 @@ R_co = TypeVar("R_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
 Reads = Callable[[Any], Sequence[str]]
-Held = Literal["patterns", "norm scales", "gates", "readout", "gradients"]
-# at which sites a model has what is held; gradients are of any model
+Held = Literal["patterns", "norm scales", "query-key scales", "gates", "readout", "gradients"]
+# at which sites a model has what is held; scales of queries and keys have none, gradients are of any model
 _HELD_AT: dict[Held, Callable[[Site], bool]] = {
     "patterns": lambda site: site.quantity == "pattern",
     "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
@@ -58,6 +58,7 @@ class Card:
             itself, `training runs`.
         traits: What it assumes of the mechanisms, as `Traits` names it.
         holds: What it takes as it was in the pass, so that its answer is of that run alone: `patterns`, `norm scales`,
+            `query-key scales`, what norms of queries and keys divide by (of weights alone: set to one),
             `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
             it read.
         sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
@@ -119,7 +120,13 @@ class Card:
         # what is held of a pass is read, but for gates, which are made of what is
         read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
         has = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _HELD_AT.items()}
+        has["query-key scales"] = _norms_queries_or_keys(model)
         return tuple(kind for kind in self.holds if has.get(kind, True))
+
+
+def _norms_queries_or_keys(model: Any) -> bool:
+    layers = [layer.attention for stack in getattr(model, "stacks", ()) for layer in model.sub_layers(stack)]
+    return any(layer is not None and layer.projection.normalises for layer in layers)
 
 
 class OfOnePass(Protocol[P, R_co]):

@@ -210,7 +210,7 @@ class AttentionLayer(SubLayerModule):
         traits = self.mixer.traits
         departs = self.projection.departs("scores")
         if self.positions.has_scores or (departs is not None and not departs.once_frozen):
-            traits = replace(traits, bilinear_scores=False)
+            traits = replace(traits, bilinear_scores=False, capped_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
         return traits

@@ -75,7 +75,10 @@ class Traits:
             per head), or `no`.
         rows_sum_to_one: Rows of the pattern are non-negative and sum to one wherever anything may be attended to.
         has_scores: Scores exist before a normaliser.
+        rows_lack_mass: Rows are non-negative and sum to less than one: what they lack goes to a sink without a value.
         bilinear_scores: Scores are bilinear in the query's and the key's input (per offset, with rotary positions).
+        capped_scores: Scores are a rising function of raw ones (site `scores_raw`), which are bilinear so; what
+            positions add comes behind it.
         streams: Query/key maps per head.
         value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
@@ -86,8 +89,10 @@ class Traits:
 
     linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
     rows_sum_to_one: bool = False
+    rows_lack_mass: bool = False
     has_scores: bool = False
     bilinear_scores: bool = False
+    capped_scores: bool = False
     streams: int = 1
     value_streams: int = 1
     value_merge: Literal["sum", "concat"] = "sum"
@@ -98,6 +103,11 @@ class Traits:
     def one_pattern(self) -> bool:
         """Whether each head has one pattern, which multiplies its values."""
         return self.linear_in_value not in ("no", "grouped")
+
+    @property
+    def bilinear_raw_scores(self) -> bool:
+        """Whether scores, or what is capped to make them, are bilinear in what query and key read."""
+        return self.bilinear_scores or self.capped_scores
 
     @property
     def n_joined(self) -> int:
@@ -253,6 +263,10 @@ class Mixer(nn.Module):
         pattern = site(tape, self.at.pattern, pattern)
         pattern = F.dropout(pattern, context.dropout) if context.dropout > 0 else pattern
         return self.merged(pattern @ per_query_head(v, q))
+
+    def capped(self, scores: Float[Tensor, "*n query key"]) -> Float[Tensor, "*n query key"]:
+        """Return what becomes of raw scores before positions add to them: the same, unless the mechanism caps them."""
+        return scores
 
     def merged(
         self, mixed: Float[Tensor, "batch *value_stream head pos d_value"]

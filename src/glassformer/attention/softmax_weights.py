@@ -75,8 +75,12 @@ class SoftmaxWeightsMixer(Mixer):
             self.SITES = {name: "batch head query key" for name in ("scores_raw", "scores")}
             self.LAZY = ("scores_raw",)
         super().__init__(config, dims, path)
-        bilinear = config.traits.bilinear_scores and config.cap is None
-        self.traits = replace(config.traits, rows_sum_to_one=not config.sinks, bilinear_scores=bilinear)
+        bilinear, capped = config.traits.bilinear_scores, config.cap is not None
+        self.traits = replace(
+            config.traits,
+            rows_sum_to_one=not config.sinks, rows_lack_mass=config.sinks,
+            bilinear_scores=bilinear and not capped, capped_scores=bilinear and capped,
+        )  # fmt: skip
         self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
         self.temperature = None if config.temperature is None else config.temperature.build(dims.n_heads)
 
@@ -113,10 +117,12 @@ class SoftmaxWeightsMixer(Mixer):
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         scores = self.scores(q, k, context)
         if self.config.cap is not None:
-            scores = site(tape, self.at.scores_raw, scores)
-            scores = self.config.cap * (scores / self.config.cap).tanh()
+            scores = self.capped(site(tape, self.at.scores_raw, scores))
         scores = site(tape, self.at.scores, placed(scores, context, self.config.window))
         return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+
+    def capped(self, scores: Float[Tensor, "*n query key"]) -> Float[Tensor, "*n query key"]:
+        return scores if self.config.cap is None else self.config.cap * (scores / self.config.cap).tanh()
 
     def normalised(
         self, scores: Float[Tensor, "*lead head query key"], *, empty_rows: bool = True, heads: slice = slice(None)

@@ -278,6 +278,37 @@ def test_only_products_of_queries_and_keys_are_seen_where_claimed(kind: str, dat
         close(layer.mixer(q, k, found["value"], x, context, None, tape)[0], found["z"])
 
 
+@claiming(lambda traits: traits.has_scores)
+@given(st.data())
+def test_capped_scores_are_a_rising_function_of_bilinear_ones(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    if not layer.mixer.traits.capped_scores or layer.module.positions.has_bias:
+        # a claim of some settings only
+        return
+    assert not layer.mixer.traits.bilinear_scores
+    x = stream(1, 4)
+    plain = layer.read(x, "scores", "scores_raw")
+    seen = plain["scores"].isfinite()
+    close(layer.mixer.capped(plain["scores_raw"])[seen], plain["scores"][seen])
+    order = plain["scores_raw"][seen].argsort()
+    assert (plain["scores"][seen][order].diff() >= 0).all()
+    for name in ("query", "key"):
+        tape = layer.tape("scores_raw", edit=[Scale(name, 2.0)])
+        layer(x, tape=tape)
+        close(tape.values["scores_raw"][seen], 2 * plain["scores_raw"][seen])
+
+
+@has_pattern
+@given(st.data())
+def test_rows_lack_mass_where_claimed(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    if not layer.mixer.traits.rows_lack_mass:
+        return
+    assert not layer.mixer.traits.rows_sum_to_one
+    pattern = layer.read(stream(2, n), "pattern")["pattern"]
+    assert (pattern >= 0).all() and (pattern.sum(-1) < 1 + 1e-12).all()
+
+
 @every
 @given(st.data())
 def test_one_position_works(kind: str, data: st.DataObject) -> None:

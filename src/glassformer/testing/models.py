@@ -220,8 +220,14 @@ class Subject:
         return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
 
     def batch(self) -> Batch:
-        """Return the inputs as a batch whose targets are the next tokens, or any where outputs are other tokens."""
+        """Return the inputs as a batch whose targets are the next tokens, or any where outputs are other tokens.
+
+        Of an encoder every third token is masked, by token 0, and asked for.
+        """
         *source, tokens = self.inputs
+        if not self.model.predicts_next:
+            masked = (torch.arange(tokens.shape[1]) % 3 == 1).expand_as(tokens)
+            return Batch(tokens.masked_fill(masked, 0), tokens, masked)
         found = next_token_batch(tokens)
         targets = found.targets if self.model.one_vocabulary() else found.targets % self.model.config.n_outputs
         return dataclasses.replace(found, targets=targets, source=source[0] if source else None)

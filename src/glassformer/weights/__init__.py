@@ -13,13 +13,14 @@ from glassformer.weights.factored import Entries, Factored, Svd
 from glassformer.weights.fold import augment as _augment, fold as _fold
 from glassformer.weights.folded_model import folded
 from glassformer.weights.forward import logits
-from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views
+from glassformer.weights.heads import AttentionWeights, HeadScales, MlpWeights, attention_views
 from glassformer.weights.stream import HeadWeights, WeightsLike, views
 
 __all__ = [
     "AttentionWeights",
     "Entries",
     "Factored",
+    "HeadScales",
     "HeadWeights",
     "MlpWeights",
     "Svd",

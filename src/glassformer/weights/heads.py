@@ -5,6 +5,11 @@ What is computed from them is computed in float32 at least: of parameters in hal
 Row-vector convention: query = x @ Q, out = pattern @ (x @ V) @ O, score = (x @ Q) . (y @ K) * scale. With grouped keys
 K and V hold one entry per key head, and `group` says which one a query head uses.
 
+Where norms stand behind Q and K, a score is (x @ Q') . (y @ K') * scale / (s_x s_y): Q' and K' have what the norms do
+folded in (`looking`), all but what they divide by, one positive number for each query and each key. Held as they were
+in a run (`HeadScales`), these numbers make the score exact. A cap on scores stands outside of all this: what is said is
+said of raw scores, which it leaves in their order.
+
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 """
 # torch does not type the parts of a module
@@ -13,21 +18,37 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer, Context
-from glassformer.attention.projections import Of
+from glassformer.attention.projections import HeadNorm, Of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
 from glassformer.numerics.precision import wide
+from glassformer.provenance import Note, tell
 from glassformer.trace import head_label
 from glassformer.weights.factored import Factored
+from glassformer.words import sentence
 
 Offset = int | Iterable[int] | None
+Side = Literal["query", "key"]
+
+
+class HeadScales(NamedTuple):
+    """What the norms of queries and keys divide by at one position each: ones where there is no norm.
+
+    Args:
+        query: Of the query of each head.
+        key: Of the key that each query head uses.
+    """
+
+    query: Float[Tensor, " head *stream"]
+    key: Float[Tensor, " head *stream"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +74,8 @@ class AttentionWeights:
         after_centred: Whether the norm behind the layer subtracts the mean.
         augmented: Whether d_model ends with the constant coordinate that carries the biases.
         head: Index of the head, if it is only one: then Q, K, V, O still have a head axis, of size one.
+        whole: The layer it is a head of, then.
+        bare: Whether the norms of queries and keys are left out of account.
     """
 
     Q: Float[Tensor, "head *stream d_model d_head"]
@@ -74,6 +97,8 @@ class AttentionWeights:
     after_centred: bool = False
     augmented: bool = False
     head: int | None = None
+    whole: "AttentionWeights | None" = None
+    bare: bool = False
 
     @property
     def layer(self) -> int:
@@ -127,7 +152,7 @@ class AttentionWeights:
             self, Q=self.Q[one], K=self.K[shared], V=self.V[shared], O=self.O[one],
             bQ=_pick(self.bQ, one), bK=_pick(self.bK, shared), bV=_pick(self.bV, shared), gain=_pick(self.gain, one),
             Q_position=self.Q_position[one], K_position=self.K_position[shared], gate=gate,
-            head=h if self.head is None else self.head,
+            head=h if self.head is None else self.head, whole=self if self.whole is None else self.whole,
         )  # fmt: skip
 
     def ov(self) -> Factored:
@@ -156,8 +181,11 @@ class AttentionWeights:
         body = body - body.mean(-1, keepdim=True)
         return torch.cat((body, write[..., -1:]), -1) if self.augmented else body
 
-    def qk(self, offset: Offset = None) -> Factored:
+    def qk(self, offset: Offset = None, scales: HeadScales | None = None) -> Factored:
         """Return where each head looks from: score = x @ QK @ y * scale. Batch axes: `head`, `head stream` for two.
+
+        Where queries and keys are normed this is up to what the norms divide by, a positive number for each query and
+        each key; with these numbers it is the score. Where scores are capped it is the raw score, before the cap.
 
         What the mechanism does to queries is in QK, and a head's temperature. One that goes by the number of keys a
         query sees is at one here: such scores are those of a query that sees as many as it was set for (`LogN.length`).
@@ -165,11 +193,96 @@ class AttentionWeights:
         Args:
             offset: How far the key lies before the query. Needed with rotary positions, whose QK depends on it
                 (several: their mean); without effect otherwise.
+            scales: What the norms divided by in a run, `query_key_scales(run).at(layer, query, key)`.
 
         Raises:
-            AnalysisUnavailable: Scores are not bilinear, or rotary positions and no offset.
+            AnalysisUnavailable: Scores are not bilinear, even with norms' scales held and before a cap; rotary
+                positions and no offset; or norms with biases, which no scale divides, in augmented matrices without
+                scales.
         """
-        return Factored(self.rotated(self.Q, offset), self._keys().mT)
+        return Factored(
+            self.rotated(self._per_query_head("query", scales), offset), self._per_query_head("key", scales).mT
+        )
+
+    def norm(self, side: Side) -> HeadNorm | None:
+        """Return the norm that queries or keys pass, or None."""
+        return None if self.bare else self.module.projection.norm_of(side)
+
+    @property
+    def normalises(self) -> bool:
+        """Whether queries or keys pass a norm."""
+        return self.norm("query") is not None or self.norm("key") is not None
+
+    def across(self, side: Side) -> "AttentionWeights":
+        """Return the whole layer where the norm of one head's queries or keys is one of all heads; else itself."""
+        norm = self.norm(side)
+        return self if self.whole is None or norm is None or not norm.couples_heads else self.whole
+
+    def looking(self, side: Side) -> Float[Tensor, "head *stream d_model d_head"]:
+        """Return Q or K with what the norm behind it does folded in, all but its scale: itself without a norm."""
+        every = self.across(side)
+        return self.of_across(side, every.unscaled(side, every.Q if side == "query" else every.K))
+
+    def unscaled(self, side: Side, rows: Float[Tensor, "head *stream n d_head"]) -> Tensor:
+        """Return queries or keys behind their norm, up to its scale and without its bias; rows of Q or K likewise.
+
+        Of one head whose norm is one of all, ask the whole layer: see `across`.
+        """
+        norm = self.norm(side)
+        if norm is None:
+            return rows
+        which = None if self.head is None or norm.couples_heads else self._index(side)
+        return _as_weights(norm.unscaled(_as_values(rows), which).detach())
+
+    def divisor(self, side: Side, rows: Float[Tensor, "head *stream n d_head"]) -> Float[Tensor, "head *stream n"]:
+        """Return what the norm of queries or keys divides by, of rows as they are projected; ones without a norm.
+
+        Of one head whose norm is one of all, ask the whole layer: see `across`.
+        """
+        norm = self.norm(side)
+        if norm is None:
+            return rows.new_ones(rows.shape[:-1])
+        return _as_weights(norm.scale(_as_values(rows))[..., None]).detach()[..., 0]
+
+    def shift(self, side: Side) -> Float[Tensor, "head *stream d_head"] | None:
+        """Return the bias of the norm of queries or keys, which nothing divides; None without one."""
+        norm = self.norm(side)
+        if norm is None or norm.bias is None:
+            return None
+        every = self if self.whole is None else self.whole
+        rows = torch.zeros_like((every.Q if side == "query" else every.K)[..., :1, :])
+        found = _as_weights(norm.shift(_as_values(rows)).detach())[..., 0, :]
+        return found if every is self else found[self._index(side)]
+
+    def of_across(self, side: Side, rows: Float[Tensor, " head *n"]) -> Float[Tensor, " _ *n"]:
+        """Return of what was made by `across` the part that is this layer's."""
+        return rows if self.across(side) is self else rows[self._index(side)]
+
+    def expanded(self, side: Side, rows: Float[Tensor, " head *n"]) -> Float[Tensor, " _ *n"]:
+        """Return rows by query head: keys once for each query head that uses them."""
+        return rows[self.group] if side == "key" and len(self.K) != len(self.Q) else rows
+
+    def _index(self, side: Side) -> Int[Tensor, " one"]:
+        """Return the place of this one head, or of its key, in the whole layer."""
+        assert self.whole is not None and self.head is not None, "asked of one head"
+        at = torch.tensor([self.head], device=self.Q.device)
+        return at if side == "query" else self.whole.group[at]
+
+    def _per_query_head(self, side: Side, scales: HeadScales | None) -> Float[Tensor, "head *stream d_model d_head"]:
+        matrix, shift = self.expanded(side, self.looking(side)), self.shift(side)
+        if scales is not None:
+            matrix = matrix / (scales.query if side == "query" else scales.key)[..., None, None]
+        if shift is None or not self.augmented:
+            return matrix
+        if scales is None:
+            raise AnalysisUnavailable(
+                f"QK circuits: the norms of queries and keys in layer {self.layer} have biases, which their scales do "
+                "not divide, so that without scales the constant coordinate cannot carry them.\n"
+                "    Give scales of a run, w[…].qk(scales=query_key_scales(run).at(…)), or weights.of(model), which "
+                "leaves biases out."
+            )
+        constant = matrix[..., -1:, :] + self.expanded(side, shift)[..., None, :]
+        return torch.cat((matrix[..., :-1, :], constant), -2)
 
     def rotated(self, q: Float[Tensor, "*n d_head"], offset: Offset) -> Float[Tensor, "*n d_head"]:
         """Return queries, or the rows of Q, as they meet a key at an offset (or the mean over several)."""
@@ -195,9 +308,6 @@ class AttentionWeights:
         # rows of one text, or of none in particular
         return self.module.mixer.queries(q[None], context, self.which)[0]
 
-    def _keys(self) -> Tensor:
-        return self.K[self.group] if len(self.K) != len(self.Q) else self.K
-
     def require_ov(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless what is written is linear in what values read, given the pattern."""
         kind, linear = self.module.mixer.config.kind, self.module.mixer.traits.linear_in_value
@@ -216,9 +326,12 @@ class AttentionWeights:
         self._require_matrices(analysis, "values")
 
     def require_bilinear(self, analysis: str) -> None:
-        """Raise `AnalysisUnavailable` unless scores are bilinear in what query and key read."""
+        """Raise `AnalysisUnavailable` unless raw scores are bilinear in what query and key read, norms' scales held.
+
+        Of a cap, which raw scores are before, the analysis at work is told.
+        """
         mixer = self.module.mixer
-        if not mixer.traits.bilinear_scores:
+        if not mixer.traits.bilinear_raw_scores:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{mixer.config.described}", whose scores are not bilinear in '
                 "what query and key read (bilinear_scores=False).\n"
@@ -231,6 +344,8 @@ class AttentionWeights:
                 "    analysis.paths.score_paths(run, head=…) splits them at the positions of a text."
             )
         self._require_matrices(analysis, "scores")
+        if mixer.traits.capped_scores:
+            tell([CAPPED])
 
     def _require_matrices(self, analysis: str, of: Of) -> None:
         if (departs := self.module.projection.departs(of)) is not None:
@@ -274,6 +389,17 @@ class MlpWeights:
     @property
     def label(self) -> str:
         return f"{'enc ' if self.stack == 'encoder' else ''}L{self.layer} {self.part}"
+
+
+CAPPED = Note(
+    sentence("Scores of this model are capped."),
+    sentence("What is said of scores is said of raw ones, before the cap, which leaves them in their order."),
+)
+UP_TO_SCALES = Note(
+    sentence("Queries and keys of this model are normed."),
+    sentence("Circuits between them are given up to what the norms divide by, one positive number per query and key."),
+    sentence("Give scales of a run, query_key_scales(run), for circuits in units of its scores."),
+)
 
 
 def attention_views(
@@ -336,6 +462,15 @@ def mlp_views(layer: MlpLayer, stack: str, part: str) -> MlpWeights:
 def detached(parameter: Tensor) -> Tensor:
     """Return the values of a parameter without its graph, in float32 at least."""
     return wide(parameter.detach())
+
+
+def _as_values(rows: Float[Tensor, "head *stream n d"]) -> Float[Tensor, "one *stream head n d"]:
+    """Return rows by head as a pass has them, a batch of one."""
+    return (rows if rows.ndim == 3 else rows.movedim(1, 0))[None]
+
+
+def _as_weights(rows: Float[Tensor, "one *stream head n d"]) -> Float[Tensor, "head *stream n d"]:
+    return rows[0] if rows.ndim == 4 else rows[0].movedim(0, 1)
 
 
 def _pick(tensor: Tensor | None, index: slice) -> Tensor | None:

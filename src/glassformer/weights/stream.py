@@ -33,6 +33,7 @@ from glassformer.weights.heads import (
     AttentionWeights,
     MlpWeights,
     Offset,
+    Side,
     attention_views,
     detached,
     gain_of,
@@ -41,7 +42,6 @@ from glassformer.weights.heads import (
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 
-Side = Literal["query", "key"]
 Source = Literal["token", "position", "bias"]
 
 
@@ -189,7 +189,7 @@ class HeadWeights:
 
     def sources(self, layer: AttentionWeights) -> tuple[Source, ...]:
         """Return what a layer's queries and keys can be made of, as far as weights alone tell."""
-        biased = self._bias(layer, "query") is not None or self._bias(layer, "key") is not None
+        biased = any(self._has_bias(layer, side) for side in ("query", "key"))
         there: dict[Source, bool] = {"token": True, "position": self._positions(layer) is not None, "bias": biased}
         return tuple(source for source, found in there.items() if found)
 
@@ -202,19 +202,72 @@ class HeadWeights:
         positions are added to the stream, both are divided by one scale, the mean over tokens (and positions), so that
         token and position parts add up. Behind the first layer the stream holds more; this is then the direct path.
 
+        A norm of queries or keys is dealt with in the same way: it divides each token by its own scale, and then the
+        bias, divided with it, is the token's; where positions reach queries and keys as an addend, all are divided by
+        one scale of each head, the harmonic mean over tokens at positions taken in turn.
+
         Raises:
             AnalysisUnavailable: The layer has no such source.
         """
-        matrix = layer.Q if side == "query" else layer.K
+        if source == "bias" and not self._has_bias(layer, side):
+            raise self._no_source(layer, source)
+        if layer.norm(side) is not None and self._positions(layer) is None:
+            return self.looked(layer, side, self.source_rows(layer, side, source))
+        every = layer.across(side)
+        found = every.unscaled(side, self._made(every, side, source))
+        if every.norm(side) is not None:
+            found = found / self._common_divisor(every, side)
+            shift = every.shift(side)
+            found = found if source != "bias" or shift is None else found + shift[..., None, :]
+        return layer.expanded(side, layer.of_across(side, found))
+
+    def looked(
+        self, layer: AttentionWeights, side: Side, rows: Float[Tensor, "n d_model"]
+    ) -> Float[Tensor, "head *stream n d_head"]:
+        """Return the queries or keys that a layer makes of rows it reads, by query head.
+
+        Behind a norm of their own they are whole, biases included; without one biases are left out.
+        """
+        every = layer.across(side)
+        made = rows @ (every.Q if side == "query" else every.K)
+        if every.norm(side) is not None:
+            bias, shift = self._bias(every, side), every.shift(side)
+            made = made if bias is None else made + bias[..., None, :]
+            made = every.unscaled(side, made) / every.divisor(side, made)[..., None]
+            made = made if shift is None else made + shift[..., None, :]
+        return layer.expanded(side, layer.of_across(side, made))
+
+    def _made(
+        self,
+        layer: AttentionWeights,
+        side: Side,
+        source: Source,
+        ids: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> Float[Tensor, "head *stream n d_head"]:
+        """Return what queries or keys are made of, before any norm of theirs, by their own heads."""
         if source == "bias":
             bias = self._bias(layer, side)
-            if bias is None:
-                raise self._no_source(layer, source)
-            return self._per_query_head(layer, bias[..., None, :])
-        rows = self.source_rows(layer, side, source)
+            return (
+                torch.zeros_like(layer.Q if side == "query" else layer.K)[..., :1, :]
+                if bias is None
+                else bias[..., None, :]
+            )
+        matrix = layer.Q if side == "query" else layer.K
         if source == "position" and isinstance(layer.module.positions, QueryKeyOnlyPositions):
             matrix = layer.Q_position if side == "query" else layer.K_position
-        return self._per_query_head(layer, rows @ matrix)
+        return self.source_rows(layer, side, source, ids, scale) @ matrix
+
+    def _common_divisor(self, layer: AttentionWeights, side: Side) -> Float[Tensor, "head *stream 1 1"]:
+        """Return what the norm of queries or keys divides by on average, over tokens at positions taken in turn."""
+        scale, table, n = self.source_scale(layer), self._positions(layer), len(self.embeddings[layer.stack])
+        assert table is not None, "asked where positions are an addend"
+        placed, bias, total = self._made(layer, side, "position", None, scale), self._made(layer, side, "bias"), 0.0
+        for start in range(0, n, CHUNK):
+            ids = torch.arange(start, min(start + CHUNK, n), device=table.device)
+            whole = self._made(layer, side, "token", ids, scale) + placed[..., ids % len(table), :] + bias
+            total = total + layer.divisor(side, whole).reciprocal().sum(-1)
+        return (n / torch.as_tensor(total))[..., None, None]
 
     def full_qk(
         self,
@@ -337,6 +390,12 @@ class HeadWeights:
             return own
         return shift @ matrix if own is None else own + shift @ matrix
 
+    def _has_bias(self, layer: AttentionWeights, side: Side) -> bool:
+        """Whether queries or keys hold something whatever is read, as a part by itself."""
+        if layer.norm(side) is not None and self._positions(layer) is None:
+            return False
+        return self._bias(layer, side) is not None or layer.shift(side) is not None
+
     def source_rows(
         self,
         layer: AttentionWeights,
@@ -402,9 +461,6 @@ class HeadWeights:
             places = torch.arange(start, start + len(rows), device=tokens.device) % len(table)
             total = total + norm.scale(rows + table[places, :width]).sum()
         return total / len(tokens)
-
-    def _per_query_head(self, layer: AttentionWeights, rows: Tensor) -> Tensor:
-        return rows if len(rows) == len(layer.Q) else rows[layer.group]
 
     def _no_source(self, layer: AttentionWeights, source: str) -> AnalysisUnavailable:
         return AnalysisUnavailable(

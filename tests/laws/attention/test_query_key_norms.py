@@ -124,8 +124,6 @@ def test_analyses_of_what_is_clipped_are_refused_by_name() -> None:
         analysis.paths.score_paths(done, head="L1H0")
 
 
-def test_circuits_of_capped_scores_are_refused_and_what_heads_move_is_not() -> None:
+def test_circuits_of_capped_scores_are_those_of_raw_scores() -> None:
     w = weights.of(subject("bounded").model)
-    with pytest.raises(AnalysisUnavailable, match=r'"softmax\(cap=0.5, sinks=True\)", whose scores are not bilinear'):
-        w["L0H0"].qk(0)
-    assert w["L0H0"].ov().shape == (1, 16, 16)
+    assert w["L0H0"].qk(0).shape == w["L0H0"].ov().shape == (1, 16, 16)

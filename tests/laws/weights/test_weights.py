@@ -219,7 +219,6 @@ def test_what_is_written_reaches_the_logits_without_its_mean():
     ("name", "what", "match"),
     [
         ("linear", lambda w: w[0].qk(), "bilinear_scores"),
-        ("bare", lambda w: w[0].qk(), "qk_norm"),
         ("llama", lambda w: w[0].qk(), "offset"),
         ("lightning_hybrid", lambda w: w[0].ov(), "gate"),
         ("llama", lambda w: w["L9H0"], "no head"),

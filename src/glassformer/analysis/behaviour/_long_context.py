@@ -11,6 +11,9 @@ middle = the rest; entropy in nats; effective count e^entropy. Classes of heads,
     scattered middle      else, middle at least .5
     mixed                 else
 
+Rows that sum to less than one lack the mass of a learned sink that is no key: it is counted as such, and in the classes
+with the first keys. Of rows with signs a key's mass is the size of its weight over the sum of the sizes.
+
 A weight is not an effect: a head may rest on a token whose value is nearly zero (`value_norms`). The text is read a
 block of queries at a time on top of a state, so that only block x keys weights of one layer exist at once.
 
@@ -28,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
@@ -57,23 +61,28 @@ class LongContext(Result):
     Args:
         measures: Means, `head measure`: masses of the first key, of sink, recent and middle keys and of the largest
             weights (`top_16`), entropy in nats, effective count, its share of the keys up to the query, mean distance
-            in positions.
+            in positions of what is on keys. The sink of rows that lack mass counts as one more place for the entropy
+            and what is made of it.
+        missing: Mean mass that rows lack to one, by `head`: what a learned sink has; 0 where there is none.
         spread: Standard deviation over queries and rows, same axes.
         distances: Mass by distance, `head distance`, in bins that double: 0, 1, 2-3, 4-7, ….
         classes: One per head.
         by_layer: Share of each layer's heads that is of each class, `layer class`.
-        sink_rate: Share of heads whose mean mass on the first key is above `sink_above`.
+        sink_rate: Share of heads whose mean mass on the first key, and what their rows lack, is above `sink_above`.
         sink: s; how many first keys count as sink.
         recent: r; how many last keys count as recent, the query's own included.
         sink_above: See `sink_rate`.
         queries: First and last query measured.
         length: Of the text.
+        readings: For each head, what its shares are: `mass`, as the weights are; `sink`, what rows lack beside them;
+            `signed`, of the sizes of weights.
         left_out: Heads of layers without such weights, and why.
     """
 
     HEADLINE = ("by_layer", "distances", "measures")
 
     measures: Labelled
+    missing: Labelled
     spread: Labelled
     distances: Labelled
     classes: Mapping[str, AttentionClass]
@@ -84,6 +93,7 @@ class LongContext(Result):
     sink_above: float
     queries: tuple[int, int]
     length: int
+    readings: Mapping[str, Shares]
     left_out: Mapping[str, str]
 
 
@@ -129,7 +139,7 @@ def long_context(
         report: Called with queries read and to read.
 
     Raises:
-        AnalysisUnavailable: No layer has weights that sum to one over keys; `effective_memory` may be defined.
+        AnalysisUnavailable: No layer has scores and one pattern of weights; `effective_memory` may be defined.
         ShapeMismatch: The text is too short for the windows, or a batch is padded or packs several texts in a row.
     """
     known, left_out = _measurable(model)
@@ -151,7 +161,9 @@ def long_context(
             f"long_context: {length} tokens leave no query with {sink} sink and {recent} recent keys apart; "
             "give a longer text or smaller windows."
         )
-    meters = {path: _WeightMeter(sink, recent, length) for path in dict.fromkeys(head.path for head in known)}
+    read_as: dict[str, Shares] = {head.path: shares_of(_layer(model, head)) for head in known}
+    meters = {path: _WeightMeter(sink, recent, length, as_what) for path, as_what in read_as.items()}
+    say(read_as.values())
     with evaluating(model):
         state = model.begin(given.source_ids if isinstance(model, EncoderDecoder) else len(ids))
         first = 0
@@ -204,26 +216,28 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
 class _WeightMeter:
     """Sums over queries of what is measured of one layer's weights; `first` is the first query of the block."""
 
-    def __init__(self, sink: int, recent: int, length: int) -> None:
-        self.sink, self.recent, self.first, self.count = sink, recent, 0, 0
+    def __init__(self, sink: int, recent: int, length: int, reading: Shares) -> None:
+        self.sink, self.recent, self.first, self.count, self.reading = sink, recent, 0, 0, reading
         self.bins = 1 + max(length - 1, 0).bit_length()
         self.total = self.square = self.distances = torch.zeros(())
 
     def __call__(self, pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, ""]:
         batch, _, n, m = pattern.shape
-        a = pattern.double()
+        a, missing = shares(pattern.double(), self.reading)
         q = torch.arange(self.first, self.first + n, device=a.device)
         # a layer with a window keeps fewer keys than there are positions: columns are aligned at the end
         k = torch.arange(self.first + n - m, self.first + n, device=a.device)
         distance = (q[:, None] - k).clamp_min(0)
         sink = a[..., k < self.sink].sum(-1)
         recent = (a * (distance < self.recent)).sum(-1)
-        entropy = -torch.xlogy(a, a).sum(-1)
+        entropy = -torch.xlogy(a, a).sum(-1) - torch.xlogy(missing, missing)
         count = entropy.exp()
         largest = a.topk(min(max(TOP), m), -1).values.cumsum(-1)
-        found = [a[..., k < 1].sum(-1), sink, recent, 1 - sink - recent, entropy, count, count / (q + 1)]
+        on_keys, places = 1 - missing, q + 1 + (self.reading == "sink")
+        found = [a[..., k < 1].sum(-1), sink, recent, on_keys - sink - recent, entropy, count, count / places]
         found += [largest[..., min(top, m) - 1] for top in TOP]
-        values = torch.stack([*found, (a * distance).sum(-1)], -1)
+        far = (a * distance).sum(-1) / on_keys.clamp_min(torch.finfo(a.dtype).tiny)
+        values = torch.stack([*found, far, missing], -1)
         mean = values.sum((0, 2))
         self.total, self.square = self.total + mean, self.square + values.square().sum((0, 2))
         edges = 2 ** torch.arange(self.bins - 1, device=a.device)
@@ -236,16 +250,16 @@ class _WeightMeter:
 
 
 def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
-    """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
+    """Return the decoder's self-attention heads with scores and one pattern, and the others with the reason."""
     own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
     known, left_out = list[Head](), dict[str, str]()
     for head in own:
         traits = _layer(model, head).mixer.traits
-        if traits.rows_sum_to_one and traits.has_scores:
+        if traits.one_pattern and traits.has_scores:
             known.append(head)
         else:
-            missing = "rows_sum_to_one" if not traits.rows_sum_to_one else "has_scores"
-            left_out[head.label] = f'"{head.mechanism}" ({missing}=False)'
+            missing = "has_scores=False" if traits.one_pattern else f'linear_in_value="{traits.linear_in_value}"'
+            left_out[head.label] = f'"{head.mechanism}" ({missing})'
     if not known:
         why = ", ".join(sorted(set(left_out.values()))) or "no attention"
         offer = (
@@ -277,9 +291,11 @@ def _result(
         torch.stack([getattr(meters[head.path], name)[head.head] for head in known]).cpu() / n
         for name in ("total", "square", "distances")
     )
-    labels = [head.label for head in known]
+    labels, missing = [head.label for head in known], total[:, -1]
+    total, square = total[:, :-1], square[:, :-1]
     over = (("head", "measure"), {"head": labels, "measure": MEASURES})
-    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row))) for x, row in zip(labels, total.tolist())}
+    rows = zip(labels, total.tolist(), missing.tolist())
+    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row)), lacks) for x, row, lacks in rows}
     layers = list(dict.fromkeys(label[: label.index("H")] for label in labels))
     shares = torch.zeros(len(layers), len(CLASSES), dtype=torch.float64)
     for label, found in classes.items():
@@ -287,16 +303,18 @@ def _result(
     bins = ["0", "1", *(f"{1 << i}-{(2 << i) - 1}" for i in range(1, distances.shape[1] - 1))]
     return LongContext(
         Labelled(total, *over),
+        Labelled(missing, ("head",), {"head": labels}),
         Labelled((square - total.square()).clamp_min(0).sqrt(), *over),
         Labelled(distances, ("head", "distance"), {"head": labels, "distance": bins[: distances.shape[1]]}),
         classes,
         Labelled(shares / shares.sum(1, keepdim=True), ("layer", "class"), {"layer": layers, "class": CLASSES}),
-        float((total[:, 0] > sink_above).double().mean()), sink, recent, sink_above, queries, length, left_out,
+        float((total[:, 0] + missing > sink_above).double().mean()), sink, recent, sink_above, queries, length,
+        {head.label: meters[head.path].reading for head in known}, left_out,
     )  # fmt: skip
 
 
-def _class(mean: dict[str, float]) -> AttentionClass:
-    sink, recent = mean["sink"], mean["recent"]
+def _class(mean: dict[str, float], missing: float) -> AttentionClass:
+    sink, recent = mean["sink"] + missing, mean["recent"]
     if mean["effective_share"] >= 0.5:
         return "uniform"
     if sink + recent >= 0.9:

@@ -11,6 +11,9 @@ different questions, and its loss is measured on the same tokens:
     window                      each query sees the last r keys only
     window with first keys      the same, and the first s keys
 
+Heads whose rows sum to less than one have a learned sink, which is no token, to rest on: what a row lacks is its share.
+Of rows with signs a key's mass is the size of its weight over the sum of the sizes.
+
 Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When Attention
 Sink Emerges in Language Models".
 """
@@ -18,12 +21,14 @@ Sink Emerges in Language Models".
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
 from glassformer.analysis.heads._roles import Head, drawable, heads
 from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
@@ -48,7 +53,10 @@ class AttentionSinks(Result):
             mass times the size of its value as written (before gates and norms on mixed values); `written_others`, the
             same summed over all other keys; `value_size_ratio` and `key_size_ratio`, its value as written and its key
             over the mean of the others; `score_above_others`, its score less the mean of the other keys a query sees.
-        sink_rate: Share of heads whose mass is more than `above`.
+            Of signed weights the mass is a share of sizes, and what is written goes by the sizes themselves; of a head
+            with two maps, keys are both side by side and scores are their mean.
+        missing: Mean mass that rows lack to one, by `head`: what a learned sink has; 0 where there is none.
+        sink_rate: Share of heads whose mass, and what their rows lack, is more than `above`.
         above: Mass from which a head counts into the sink rate.
         loss: Mean in nats of the tokens from the third on, `condition`; `as it is` first.
         loss_change: Less that of `as it is`, `condition`.
@@ -63,6 +71,7 @@ class AttentionSinks(Result):
     SIGNED = ("loss_change",)
 
     measures: Labelled
+    missing: Labelled
     sink_rate: float
     above: float
     loss: Labelled
@@ -89,7 +98,7 @@ def attention_sinks(
     """Measure the first token as an attention sink, and the loss of the model without it.
 
     Args:
-        model: A decoder with softmax attention in some layer; only such heads are measured and masked.
+        model: A decoder with scores and one pattern in some layer; only such heads are measured and masked.
         text: A text or ids, what starts a text first; or several, of any lengths, which give a spread; or a `Batch`
             whose rows are one text each.
         above: Mass from which a head counts into the sink rate.
@@ -99,11 +108,11 @@ def attention_sinks(
         report: Called with passes done and to do.
 
     Raises:
-        AnalysisUnavailable: The model is no decoder, or no layer has a softmax over keys: then nothing has to rest
-            anywhere.
+        AnalysisUnavailable: The model is no decoder, or no layer has scores of keys and one pattern: then nothing has
+            to rest anywhere.
         ShapeMismatch: Fewer than three tokens in some row, or several documents.
     """
-    known, left_out = _softmax_heads(model)
+    known, left_out = _scored_heads(model)
     model.require_one_vocabulary("attention_sinks, which counts losses on next tokens,")
     groups = rows_by_length(model, text, "attention_sinks")
     longest, shortest = groups[0].shape[1], groups[-1].shape[1]
@@ -111,6 +120,7 @@ def attention_sinks(
         raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {shortest}.")
     other = _neutral(model, torch.cat([ids[:, :1] for ids in groups]), neutral)
     paths = list(dict.fromkeys(head.path for head in known))
+    say(shares_of(_layer(model, path)) for path in paths)
     # a condition that some row has no room for is left out of all
     fits, cuts = longest + first <= model.config.max_len, shortest > window
     if not fits:
@@ -141,15 +151,17 @@ def attention_sinks(
     spread = change.std(1) / math.sqrt(n) if n > 1 else change.mean(1) * math.nan
     over = (("condition",), {"condition": conditions})
     labels = [head.label for head in known]
+    by_head, missing = by_head[:, :-1], by_head[:, -1]
     return AttentionSinks(
         Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
-        float((by_head[:, 0] > above).double().mean()), above,
+        Labelled(missing, ("head",), {"head": labels}),
+        float((by_head[:, 0] + missing > above).double().mean()), above,
         Labelled(rows.mean(1), *over), Labelled(change.mean(1), *over), Labelled(spread, *over),
         window, first, readable(model, torch.tensor([[other]]))[0][0], left_out,
     )  # fmt: skip
 
 
-def _softmax_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
+def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable(
             f"attention_sinks drops and masks a decoder's first token; {type(model).__name__} is no decoder.\n"
@@ -158,14 +170,14 @@ def _softmax_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     known, left_out = list[Head](), dict[str, str]()
     for head in heads(model):
         traits = _layer(model, head.path).mixer.traits
-        if traits.rows_sum_to_one and traits.has_scores and traits.streams == 1:
+        if traits.one_pattern and traits.has_scores:
             known.append(head)
         else:
-            left_out[head.label] = f'"{head.mechanism}" has no softmax whose rows sum to one'
+            left_out[head.label] = f'"{head.mechanism}" has no scores and one pattern of them'
     if not known:
         kinds = ", ".join(sorted({head.mechanism for head in heads(model)})) or "no attention"
         raise AnalysisUnavailable(
-            f"attention_sinks needs scores before a softmax whose rows sum to one (has_scores, rows_sum_to_one); found "
+            f"attention_sinks needs scores of keys and one pattern made of them (has_scores, linear_in_value); found "
             f"{kinds}, where no weight has to rest anywhere.\n    head_roles(run) reads the first token's signed mass."
         )
     return known, left_out
@@ -217,7 +229,7 @@ def _conditions(
 
 
 def _windowed(scores: list[str], window: int, first: int) -> list[Edit]:
-    def hide(x: Float[Tensor, "batch head query key"]) -> Tensor:
+    def hide(x: Float[Tensor, "batch *stream head query key"]) -> Tensor:
         q, k = (torch.arange(size, device=x.device) for size in x.shape[-2:])
         return x.masked_fill((q[:, None] - k >= window) & (k >= first), -math.inf)
 
@@ -226,36 +238,44 @@ def _windowed(scores: list[str], window: int, first: int) -> list[Edit]:
 
 def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "row head measure"]:
     read = [f"{path}.{what}" for path in paths for what in ("key", "value")]
-    reduced = [Read(f"{path}.pattern", reduce=_columns) for path in paths]
+    readings: dict[str, Shares] = {path: shares_of(_layer(model, path)) for path in paths}
+    reduced = [Read(f"{path}.pattern", reduce=partial(_columns, read=readings[path])) for path in paths]
     reduced += [Read(f"{path}.scores", reduce=_score_above) for path in paths]
     tape = Tape(model, [*read, *reduced])
     model(ids, tape=tape)
     found = list[Tensor]()
     for path in paths:
-        layer, columns = _layer(model, path), tape.values[f"{path}.pattern"].double()
+        columns, sizes = tape.values[f"{path}.pattern"].double().unbind(-2)
+        columns, missing, sizes, layer = columns[..., :-1], columns[..., -1], sizes[..., :-1], _layer(model, path)
         value = per_query_head(tape.values[f"{path}.value"], columns[..., None]).double()
-        key = per_query_head(tape.values[f"{path}.key"], columns[..., None]).double().norm(dim=-1)
+        key = per_query_head(tape.values[f"{path}.key"], columns[..., None]).double()
+        # two maps of a head lie side by side
+        key = (key if key.ndim == 4 else key.movedim(1, -2).flatten(-2)).norm(dim=-1)
         written = (value @ layer.merge.matrix().double()).norm(dim=-1)
-        carried = columns * written
+        carried, scores = sizes * written, tape.values[f"{path}.scores"].double()
         numbers = [
             columns[..., 0], carried[..., 0], carried[..., 1:].sum(-1), _ratio(written), _ratio(key),
-            tape.values[f"{path}.scores"].double(),
+            scores if scores.ndim == 2 else scores.mean(1), missing,
         ]  # fmt: skip
         found.append(torch.stack(numbers, -1))
     return torch.cat(found, 1).cpu()
 
 
-def _columns(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head key"]:
+def _columns(pattern: Float[Tensor, "batch head query key"], read: Shares) -> Float[Tensor, "batch head two places"]:
+    """Return means over queries of the shares of all keys and the sink, and of the sizes of their weights."""
     # the first query has nowhere else to look
-    return pattern[:, :, 1:].mean(2)
+    pattern = pattern[:, :, 1:]
+    found, missing = (part.mean(2) for part in shares(pattern, read))
+    sizes = torch.cat((pattern.abs().mean(2), torch.zeros_like(missing)[..., None]), -1)
+    return torch.stack((torch.cat((found, missing[..., None]), -1), sizes), -2)
 
 
-def _score_above(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head"]:
+def _score_above(scores: Float[Tensor, "batch *stream head query key"]) -> Float[Tensor, "batch *stream head"]:
     """Return the score of key 0 less the mean over the other keys that may be seen, over queries that see both."""
-    others = scores[:, :, 1:, 1:]
+    others = scores[..., 1:, 1:]
     seen = others > -math.inf
     mean = others.masked_fill(~seen, 0.0).sum(-1) / seen.sum(-1).clamp_min(1)
-    above = scores[:, :, 1:, 0] - mean
+    above = scores[..., 1:, 0] - mean
     both = (above > -math.inf) & seen.any(-1)
     return above.masked_fill(~both, 0.0).sum(-1) / both.sum(-1)
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._site_grid import write_site
-from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
@@ -97,15 +96,18 @@ def ablate(
     """Ablate one set of heads together.
 
     Args:
-        model: A decoder or an encoder-decoder.
+        model: A decoder, an encoder or an encoder-decoder.
         chosen: Labels of heads (`L1H6`), of any layers.
-        inputs: Batches, texts, or rows of token ids, one or several at a time and of any lengths.
+        inputs: Batches, texts, or rows of token ids, one or several at a time and of any lengths. An encoder-decoder
+            takes batches with sources; an encoder takes batches in which what `weight` counts is masked in `tokens`,
+            and `targets` say what stood there: its loss is that of masked tokens, and it has no in-context-learning
+            score.
         kind: Whether later patterns react.
         value: What takes the place of the heads' writes.
         norms: Whether the scales of norms react.
 
     Raises:
-        AnalysisUnavailable: There is no such head.
+        AnalysisUnavailable: There is no such head, or an encoder is asked for next tokens, which it sees.
         NoPattern: Patterns are to be preserved, and a layer has none.
 
     Source: Olsson et al. 2022, argument 3.
@@ -220,7 +222,12 @@ def _ablate(
     report: Report | None = None,
 ) -> Ablation:
     _, whole, found, weight = _losses(model, sets, inputs, kind, value, norms, report)
-    return _summary(whole, found, weight, list(sets), kind, value, norms)
+    summary = _summary(whole, found, weight, list(sets), kind, value, norms)
+    if require_model(model, "ablate").predicts_next:
+        return summary
+    # masked tokens have no order in which context could help them
+    unknown = dataclasses.replace(summary.icl_change, values=torch.full_like(summary.icl_change.values, math.nan))
+    return dataclasses.replace(summary, icl_change=unknown, icl=math.nan)
 
 
 def _losses(
@@ -258,8 +265,8 @@ def _losses(
 
 def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
     """Return the inputs as batches; raise if there is nothing to ablate, or nothing to do it on."""
-    require_next_tokens(model, "ablate")
-    batches = [next_tokens(model, given, "ablate") for given in inputs]
+    ahead = not require_model(model, "ablate").predicts_next
+    batches = [_masked(model, given) if ahead else next_tokens(model, given, "ablate") for given in inputs]
     if not batches:
         raise ShapeMismatch("ablate: give at least one batch.")
     if kind == "pattern_preserving" and (lacking := [h for h in heads(model) if h.reading is None]):
@@ -270,6 +277,23 @@ def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any
     if not sets:
         raise AnalysisUnavailable("ablate: the model has no heads.")
     return batches
+
+
+def _masked(model: ModelLike, given: Any) -> Batch:
+    """Return a batch for an encoder; raise unless it asks for tokens that the encoder does not see."""
+    if not isinstance(given, Batch):
+        raise AnalysisUnavailable(
+            "ablate asks an encoder for masked tokens, and a text says of none that it is masked.\n"
+            "    Give a Batch: tokens with masks, targets that say what stood there, weight where there is a mask."
+        )
+    batch = given.to(place_of(model))
+    after = batch.targets[:, :-1] == batch.tokens[:, 1:]
+    if bool(after[batch.weight[:, :-1]].all()):
+        raise AnalysisUnavailable(
+            "ablate: the targets of this Batch are next tokens; an encoder reads both ways, so it sees them.\n"
+            "    Give a Batch: tokens with masks, targets that say what stood there, weight where there is a mask."
+        )
+    return batch
 
 
 def _summary(

@@ -5,8 +5,9 @@
     V   norm(OV1 OV2)  / (norm(OV1) norm(OV2))
 
 A score lies in [0, 1]. Independent random matrices give about 1 / sqrt(d_model) whatever the width of the heads; how
-far they stray from it is drawn for the shapes at hand. Norms' scales cancel in the ratio, so there is no frozen or
-live. Biases are left out. Weights say what a head could read, not what it uses: patch to know that.
+far they stray from it is drawn for the shapes at hand. Norms' scales cancel in the ratio, those of norms on queries and
+keys too, so there is no frozen or live. Biases are left out. Weights say what a head could read, not what it uses:
+patch to know that.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", Q-, K-, V-composition, as corrected
 there: norm(A B) is not norm(B A).
@@ -72,17 +73,18 @@ class Composition(Result):
 
     Args:
         scores: `kind earlier later`; NaN where the later head does not come after the earlier one on the stream it
-            reads, where a score is undefined (see `undefined`), and where a norm is zero.
+            reads, where a score is undefined (see `left_out`), and where a norm is zero.
         null_mean: Mean score of random matrices of the pair's shapes, `kind earlier later`; NaN if none were drawn.
         null_sd: Their standard deviation.
         baseline: 1 / sqrt(d_model), the root mean square of random scores.
         form: `product` as above; `read` has W_Q, W_K, W_V alone in place of QK2, QK2', OV2: what no position turns.
+            Gains of norms on queries and keys are in them.
         offsets: For rotary positions: squared norms of QK2, and of its products, are means over keys so far before the
             query. Empty if nothing turns.
         without_top: Whether the largest singular direction of each OV1, QK2 and OV2 was taken out first.
         weighted: Whether rows of the stream were weighted by a covariance.
         folded: Whether norms' gains and means are in the matrices.
-        undefined: Why a layer has no score, by its path and kind, or `write` for what it writes.
+        left_out: Why a layer has no score, by its path and kind, or `write` for what it writes.
     """
 
     HEADLINE = ("scores",)
@@ -96,7 +98,7 @@ class Composition(Result):
     without_top: bool
     weighted: bool
     folded: bool
-    undefined: Mapping[str, str]
+    left_out: Mapping[str, str]
 
     def excess(self) -> Labelled:
         """Return scores as standard deviations of random matrices above their mean, `kind earlier later`."""
@@ -185,16 +187,16 @@ def composition(
         at = KINDS.index(kind), slice(*starts[i : i + 2]), slice(*starts[j : j + 2])
         scores[at] = squared.sqrt().to(scores.dtype)
         mean[at], sd[at] = nulls(read[i].shape, read[j].shape, kind)
-    undefined = {key: reason for heads in read for key, reason in heads.missing.items()}
+    left_out = {key: reason for heads in read for key, reason in heads.missing.items()}
     if not scores.isfinite().any():
-        raise _no_pairs(read, undefined)
+        raise _no_pairs(read, left_out)
     names = [label for heads in read for label in heads.labels]
     axes, coords = ("kind", "earlier", "later"), {"kind": KINDS, "earlier": names, "later": names}
     turned = form == "product" and any(heads.rotates for heads in read)
     scored, mean, sd = (Labelled(values, axes, coords) for values in (scores, mean, sd))
     return Composition(
         scored, mean, sd, read[0].width**-0.5, form, offsets if turned else (), without_top, covariance is not None,
-        w.folded, undefined,
+        w.folded, left_out,
     )  # fmt: skip
 
 
@@ -339,7 +341,7 @@ class _Nulls:
             torch.randn(u.shape, generator=self.generator, dtype=dtype).to(u.device)
             for u in (layer.Q, layer.K, layer.V, layer.O)
         ]
-        return dataclasses.replace(layer, **dict(zip("QKVO", drawn)), gain=None, after=None)
+        return dataclasses.replace(layer, **dict(zip("QKVO", drawn)), gain=None, after=None, bare=True)
 
 
 def _on_stream_norms(w: Layers) -> bool:
@@ -380,9 +382,9 @@ def _half(covariance: Tensor) -> Tensor:
     return vectors * values.clamp_min(0).sqrt() @ vectors.mT
 
 
-def _no_pairs(read: list[_Heads], undefined: Mapping[str, str]) -> AnalysisUnavailable:
-    if undefined:
-        reasons = list(dict.fromkeys(undefined.values()))
+def _no_pairs(read: list[_Heads], left_out: Mapping[str, str]) -> AnalysisUnavailable:
+    if left_out:
+        reasons = list(dict.fromkeys(left_out.values()))
         return AnalysisUnavailable("\n".join(reasons[:2]) + "\n    Without products of two matrices: form='read'.")
     found = ", ".join(heads.labels[0] + " …" for heads in read) or "none"
     if len(read) > 1:

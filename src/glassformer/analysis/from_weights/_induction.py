@@ -12,7 +12,9 @@ of E QK1 E') writes where that was, and the later head looks one position furthe
 keys shifted by one). It needs position vectors in the stream.
 
 E is what a layer reads of each token by itself, with or without what was written where the token stands: see
-`token_reads`. With rotary positions QK is a mean over offsets.
+`token_reads`. With rotary positions QK is a mean over offsets. Where queries and keys are normed, QK has the norms'
+gains, and their scales are set to one, or to the means of a run that are given; where scores are capped, QK is of raw
+scores.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (induction heads, from weights); Olsson
 et al. 2022, appendix (the trace over all earlier heads).
@@ -35,13 +37,16 @@ from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
-from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.frozen._query_key_scales import QueryKeyScales, query_key_scales
+from glassformer.analysis.heads._roles import head_scores, repeated_inputs
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions
+from glassformer.provenance import tell
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
+from glassformer.weights.heads import UP_TO_SCALES
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
 Totals = dict[int, tuple[slice, Tensor]]
@@ -86,7 +91,8 @@ class InductionCircuits(Result):
         copy: Eigenvalue ratio of the full OV circuit, by `head`, in [-1, 1].
         match: Eigenvalue ratio of the K-composed QK circuit, `earlier later`; NaN where the later head does not come
             after the earlier one, and for earlier heads that were not looked at (see `induction_circuits`).
-        trace: Sum of these eigenvalues, in units of the score summed over the vocabulary, `earlier later`.
+        trace: Sum of these eigenvalues, in units of the score summed over the vocabulary, `earlier later`; in units of
+            its own for each later head with normed queries and keys, unless scales are given.
         pointer: Eigenvalue ratio of the Q-composed QK circuit from a position to the next, `earlier later`; NaN as in
             `match`, and everywhere without position vectors in the stream.
         combined: Eigenvalue ratio of the K-composed QK circuits of all earlier heads together, each weighted by its
@@ -169,7 +175,7 @@ class MatchingTrace(Result):
     left_out: LeftOut
 
 
-@question("Which pairs of heads could do induction?", of="weights")
+@question("Which pairs of heads could do induction?", of="weights", holds=("query-key scales",))
 def induction_circuits(
     model: WeightsLike,
     *,
@@ -179,6 +185,7 @@ def induction_circuits(
     most: Count = 16,
     draws: Natural = 128,
     seed: int = 0,
+    scales: QueryKeyScales | None = None,
 ) -> InductionCircuits:
     """Look for induction circuits in weights, running no text.
 
@@ -192,6 +199,8 @@ def induction_circuits(
             `previous` (`duplicate` for pointers). The trace is there for all.
         draws: As for `composition`.
         seed: As for `composition`.
+        scales: What norms of queries and keys divided by on some text, `query_key_scales(run)`: each head's geometric
+            mean brings its circuits to units of scores there. By default ones; it changes no ratio.
 
     Raises:
         AnalysisUnavailable: No head has OV and QK circuits that can be composed; the model is post-norm; or its logits
@@ -200,6 +209,9 @@ def induction_circuits(
     w, offsets = weights.matrices(model), tuple(offsets)
     w.model.require_one_vocabulary("induction_circuits")
     layers, left_out = _layers(w)
+    read = _Looks(offsets, scales)
+    if scales is None and any(layer.normalises for layer in layers):
+        tell([UP_TO_SCALES])
     labels, ids = labels_of(layers), _choice(w, tokens)
     n = len(labels)
     scores = composition(w, offsets=offsets, draws=draws, seed=seed)
@@ -207,21 +219,21 @@ def induction_circuits(
     sums = TokenSums(_reads(w, layers, through, current), ids)
     ovs = [(layer.ov(), sums.to_logits[layer.path]) for layer in layers]
     copy = torch.cat([_ratio(ov.right @ (between @ ov.left), rounding(ov, between)) for ov, between in ovs])
-    duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), offsets)) for layer in layers])
+    duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), read)) for layer in layers])
     match, trace, pointer = (copy.new_full((n, n), torch.nan) for _ in range(3))
     combined = copy.new_full((n,), torch.nan)
     weight = previous.nan_to_num()
     # nothing reads the last layer
     chosen, pointing = (_largest(u.nan_to_num()[: n - len(layers[-1].Q)], most, n) for u in (previous, duplicate))
     totals: Totals = {}
-    for rows, columns, small in _pairs(w, layers, sums, offsets):
+    for rows, columns, small in _pairs(w, layers, sums, read):
         trace[rows, columns] = small.diagonal(dim1=-2, dim2=-1).sum(-1)
         match[rows, columns] = _ratio_of(small, chosen[rows])
         _add(totals, columns, weight[rows], small)
     for columns, total in totals.values():
         combined[columns] = _ratio(total)
     if w.P is not None and all(w.in_stream(layer) for layer in layers):
-        for rows, columns, small in _pairs(w, layers, partial(_shifted, w), offsets, pointer=True):
+        for rows, columns, small in _pairs(w, layers, partial(_shifted, w), read, pointer=True):
             pointer[rows, columns] = _ratio_of(small, pointing[rows])
 
     def by_head(values: Tensor) -> Labelled:
@@ -237,7 +249,7 @@ def induction_circuits(
     )  # fmt: skip
 
 
-@question("Which heads match prefixes, foretold from weights?", of="weights")
+@question("Which heads match prefixes, foretold from weights?", of="weights", holds=("query-key scales",))
 def matching_trace(
     model: WeightsLike,
     *,
@@ -248,17 +260,18 @@ def matching_trace(
 ) -> MatchingTrace:
     """Foretell from weights which heads match prefixes, and compare with what they do on repeated random tokens.
 
-    What heads do enters through attention to the previous token, as in the paper, and to the token itself (`stream`).
+    What heads do enters through attention to the previous token, as in the paper, to the token itself (`stream`), and
+    through the means of what norms of queries and keys divide by on those tokens.
 
     Args:
-        model: A decoder.
+        model: A decoder or an encoder-decoder.
         through: As for `induction_circuits`.
         tokens: As for `induction_circuits`.
         offsets: As for `induction_circuits`.
         seed: Of the random tokens.
 
     Raises:
-        AnalysisUnavailable: As for `induction_circuits`; or the model is no decoder.
+        AnalysisUnavailable: As for `induction_circuits`.
         NoPattern: No head has a pattern.
 
     Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
@@ -272,7 +285,9 @@ def matching_trace(
     sums = TokenSums(_reads(w, layers, through, current), ids)
     trace, ratio = (prefix.new_full((len(labels),), torch.nan) for _ in range(2))
     weight, totals = previous.nan_to_num(), Totals()
-    for rows, columns, small in _pairs(w, layers, sums, offsets):
+    normed = any(layer.normalises for layer in layers)
+    scales = query_key_scales(w.model, *repeated_inputs(w.model, seed=seed)) if normed else None
+    for rows, columns, small in _pairs(w, layers, sums, _Looks(offsets, scales)):
         _add(totals, columns, weight[rows], small)
     if not totals:
         raise AnalysisUnavailable(
@@ -316,12 +331,12 @@ def _reads(w: HeadWeights, layers: Sequence[AttentionWeights], through: Through,
 
 
 def _pairs(
-    w: HeadWeights, layers: Sequence[AttentionWeights], sums: Sums, offsets: tuple[int, ...], *, pointer: bool = False
+    w: HeadWeights, layers: Sequence[AttentionWeights], sums: Sums, read: "_Looks", *, pointer: bool = False
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "earlier later d_head d_head"]]]:
     """Yield, by pair of layers, the small matrices with the eigenvalues of composed QK circuits."""
     starts = [sum(len(a.Q) for a in layers[:i]) for i in range(len(layers) + 1)]
     for j, later in enumerate(layers):
-        query, key = _queries(later, offsets), later.K[later.group]
+        query, key = read(later)
         # tokens come to the query directly and to the key through the earlier head; a pointer the other way round
         direct, composed = (key, query) if pointer else (query, key)
         for i, earlier in enumerate(layers[:j]):
@@ -340,9 +355,10 @@ def _add(totals: Totals, columns: slice, weight: Tensor, small: Float[Tensor, "e
     totals[columns.start] = columns, total + totals[columns.start][1] if columns.start in totals else total
 
 
-def _own(layer: AttentionWeights, total: Tensor, offsets: tuple[int, ...]) -> Float[Tensor, "head d_head d_head"]:
+def _own(layer: AttentionWeights, total: Tensor, read: "_Looks") -> Float[Tensor, "head d_head d_head"]:
     """Return the small matrices with the eigenvalues of E QK E'."""
-    return layer.K[layer.group].mT @ total @ _queries(layer, offsets)
+    query, key = read(layer)
+    return key.mT @ total @ query
 
 
 def _shifted(w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
@@ -350,8 +366,18 @@ def _shifted(w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights)
     return w.source_rows(earlier, "value", "position")[:-1].mT @ w.source_rows(later, "key", "position")[1:]
 
 
-def _queries(layer: AttentionWeights, offsets: tuple[int, ...]) -> Float[Tensor, "head d_model d_head"]:
-    return layer.rotated(layer.Q, offsets)
+class _Looks(NamedTuple):
+    """How the two factors of QK are taken: over which offsets, and with which scales of norms."""
+
+    offsets: tuple[int, ...]
+    scales: QueryKeyScales | None
+
+    def __call__(
+        self, layer: AttentionWeights
+    ) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_model d_head"]]:
+        """Return what queries are made by, turned, and what the keys of each query head are."""
+        qk = layer.qk(self.offsets, None if self.scales is None else self.scales.mean(layer))
+        return qk.left, qk.right.mT
 
 
 def _choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:

@@ -6,9 +6,10 @@ Position-only scores are what is left when tokens are drawn at random and averag
     S_ij = (mean query) R(i - j) (mean key)' * scale             rotary positions
     S_ij - slope * abs(i - j)                                    ALiBi
 
-biases included (a key's bias matters under rotary positions). The softmax of these scores over the keys a query may see
-is the position-only pattern. An offset's score is the mean of that pattern at (query, query - offset) over queries, the
-first rows left out, which attend near in any case.
+biases included (a key's bias matters under rotary positions). Where queries and keys are normed, means are of what the
+norms make of each token's (see `HeadWeights.projected`). The softmax of these scores over the keys a query may see is
+the position-only pattern; a cap acts on S_ij first, before what ALiBi adds. An offset's score is the mean of that
+pattern at (query, query - offset) over queries, the first rows left out, which attend near in any case.
 
 Source: Elhage et al. 2021 and Olsson et al. 2022 (previous-token heads).
 """
@@ -125,7 +126,8 @@ def positional_heads(
         # several maps of one head are read one by one
         names = layer.labels if scores.ndim == 3 else [f"{x}/{i}" for x in layer.labels for i in range(scores.shape[1])]
         labels += names
-        patterns.append(_pattern(layer, scores, parts.allowed).flatten(0, -3))
+        seen = layer.module.mixer.capped(parts.content()) + position_bias(layer, length)
+        patterns.append(_pattern(layer, seen, parts.allowed).flatten(0, -3))
         shares.append(parts.share(scores).flatten())
         kinds += ["+".join(kinds_of(w, layer))] * len(names)
     pattern = torch.cat(patterns)
@@ -333,9 +335,12 @@ class _QueriesAndKeys:
     context: Context
 
     def scores(self) -> Float[Tensor, "head *stream query key"]:
-        bias = position_bias(self.layer, self.query.shape[-2])
+        return self.content() + position_bias(self.layer, self.query.shape[-2])
+
+    def content(self) -> Float[Tensor, "head *stream query key"]:
+        """Return the scores without what is added by distance alone."""
         query = self.layer.asked(self._turned(self.query), self.context)
-        return query @ self._turned(self.key).mT * self.layer.scale + bias
+        return query @ self._turned(self.key).mT * self.layer.scale
 
     def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""

@@ -19,10 +19,12 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Model, SubLayer
 from glassformer.models.norms import Norm
 from glassformer.weights import AttentionWeights
+from glassformer.weights.heads import Side as LookSide
 
 Form = Literal["product", "read"]
 Norms = Mapping[str, tuple[Tensor | None, Tensor | None]]
 KINDS = ("Q", "K", "V")
+SIDES: tuple[LookSide, ...] = ("query", "key")
 
 
 @runtime_checkable
@@ -48,9 +50,12 @@ def comes_before(earlier: SubLayer, later: SubLayer, kind: str) -> bool:
 
 
 def matrices(layer: AttentionWeights) -> dict[str, Float[Tensor, "kv_head d_model rank"]]:
-    """Return the factors that touch the stream: `write`, `Q`, `K`, `V`. Streams of a head lie side by side."""
+    """Return the factors that touch the stream: `write`, `Q`, `K`, `V`. Streams of a head lie side by side.
+
+    Norms of queries and keys are in Q and K, all but their scales, which have no part in a share of norms.
+    """
     body = slice(None, -1) if layer.augmented else slice(None)
-    q, k = (u if u.ndim == 3 else u.movedim(1, 2).flatten(2) for u in (layer.Q, layer.K))
+    q, k = (u if u.ndim == 3 else u.movedim(1, 2).flatten(2) for u in map(layer.looking, SIDES))
     write = layer.written().mT
     return {"write": write[:, body], "Q": q[:, body], "K": k[:, body], "V": layer.V[:, body]}
 

@@ -1,5 +1,9 @@
 """The linear view: a stack with its norms' scales and patterns frozen, and the stream as a sum of writes."""
 
+from glassformer.analysis.frozen._query_key_scales import (
+    QueryKeyScales as QueryKeyScales,
+    query_key_scales as query_key_scales,
+)
 from glassformer.analysis.frozen._run import (
     Linearity as Linearity,
     frozen_edits as frozen_edits,

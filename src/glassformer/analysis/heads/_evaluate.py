@@ -109,7 +109,7 @@ def evaluate_heads(
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable(
             f"evaluate_heads repeats random tokens, which is defined for decoders, not for {type(model).__name__}.\n"
-            "    Use head_roles(run) on a text."
+            "    Roles by the pattern, on such tokens: head_scores(model); on a text: head_roles(run)."
         )
     known = [h for h in heads(model) if h.reading is not None]
     if not known:

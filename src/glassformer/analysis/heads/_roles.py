@@ -31,7 +31,7 @@ from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
+from glassformer.models import Model, ModelLike, SubLayer, require_model
 from glassformer.numerics.precision import wide
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
@@ -159,41 +159,66 @@ def head_roles(
 def head_scores(
     model: ModelLike, *, seed: int = 0, n_sequences: Count = 10, unit: Count = 25, repeats: Count = 4
 ) -> HeadScores:
-    """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
+    """Score every self-attention head on random tokens repeated: `<bos>`, then a unit of them, several times over.
 
     Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means
     over the repetitions, the others over all positions. Without a `<bos>`, heads that find nothing have no resting
-    place and score lower.
+    place and score lower. An encoder-decoder reads such rows on both sides. In a stack that reads both ways nothing is
+    foretold from what followed: its heads have no induction score (NaN), and the other roles as they are.
 
     Args:
-        model: A decoder.
+        model: A decoder, an encoder or an encoder-decoder.
         seed: Source of the random tokens.
         n_sequences: Sequences in the one batch that is run.
         unit: Length of the unit; shorter if the context or the vocabulary has no room.
         repeats: How often it occurs.
 
     Raises:
-        AnalysisUnavailable: The model is no decoder, or too small for any repetition.
+        AnalysisUnavailable: The model is none of ours, or too small for any repetition.
         NoPattern: No head has a pattern.
 
     Source: Olsson et al. 2022, appendix on data collection (25 tokens, 4 times, 10 sequences).
     """
-    if not isinstance(model, Decoder):
-        raise AnalysisUnavailable(
-            f"head_scores repeats random tokens, which is defined for decoders, not for {type(model).__name__}.\n"
-            "    Use head_roles(run) on a text."
-        )
-    ids = repeated_tokens(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
+    model = require_model(model, "head_scores")
     if not pattern_sites(model):
         raise no_patterns("head_scores", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
-    return head_roles(run(model, ids, read=pattern_sites(model)))
+    inputs = repeated_inputs(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
+    done = run(model, *inputs, read=pattern_sites(model))
+    patterned = {h.stack for h in heads(model) if h.reading is not None and not h.crosses}
+    found = [(name, head_roles(done, stack=name or None)) for name in model.stacks if name in patterned]
+    scores = [_unforetold(one.scores) if model.reads_ahead(name) else one.scores for name, one in found]
+    labels = [label for one in scores for label in one.labels("head")]
+    return HeadScores(
+        Labelled(torch.cat([one.values for one in scores]), scores[0].axes, {**scores[0].coords, "head": labels}),
+        found[-1][1].positions,
+        tuple(reading for _, one in found for reading in one.readings),
+    )
+
+
+def _unforetold(scores: Labelled) -> Labelled:
+    """Return scores without the role that foretells what comes next."""
+    values = scores.values.clone()
+    values[:, ROLES.index("induction")] = torch.nan
+    return dataclasses.replace(scores, values=values)
+
+
+def repeated_inputs(model: Model, **kwargs: Any) -> tuple[Int[Tensor, "batch pos"], ...]:
+    """Return what a model reads where `repeated_tokens` are all it reads: rows for each side of an encoder-decoder."""
+    rows = repeated_tokens(model, **kwargs)
+    return (rows,) if model.source is None else (repeated_tokens(model, of_source=True, **kwargs), rows)
 
 
 def repeated_tokens(
-    model: ModelLike, *, seed: int = 0, n_sequences: Count = 10, unit: Count = 25, repeats: Count = 4
+    model: ModelLike,
+    *,
+    seed: int = 0,
+    n_sequences: Count = 10,
+    unit: Count = 25,
+    repeats: Count = 4,
+    of_source: bool = False,
 ) -> Int[Tensor, "batch pos"]:
     """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
-    bos, free = drawable(model)
+    bos, free = drawable(model, of_source)
     unit = min(unit, (model.config.max_len - (bos is not None)) // repeats, len(free))
     if unit < 2:
         raise AnalysisUnavailable(
@@ -206,11 +231,15 @@ def repeated_tokens(
     return rows if bos is None else torch.cat((torch.full((n_sequences, 1), bos), rows), 1)
 
 
-def drawable(model: ModelLike) -> tuple[int | None, Int[Tensor, " token"]]:
-    """Return the beginning token, if there is one, and the tokens that may be drawn at random: no special ones."""
-    tokenizer = model.tokenizer
+def drawable(model: Any, of_source: bool = False) -> tuple[int | None, Int[Tensor, " token"]]:
+    """Return the beginning token, if there is one, and the tokens that may be drawn at random: no special ones.
+
+    `of_source`: of what the encoder of an encoder-decoder reads.
+    """
+    tokenizer = model.source_tokenizer if of_source else model.tokenizer
     specials = set() if tokenizer is None else set(tokenizer.specials)
-    size = model.config.vocab_size if tokenizer is None else min(model.config.vocab_size, tokenizer.vocab_size)
+    size = model.embeddings[model.source].vocab_size if of_source else model.config.vocab_size
+    size = size if tokenizer is None else min(size, tokenizer.vocab_size)
     free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)
     return None if tokenizer is None else tokenizer.bos, free
 

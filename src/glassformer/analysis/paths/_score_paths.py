@@ -9,7 +9,7 @@ neither side, `Q` in the query, `K` in the key, `QK` in both. MLPs count as dire
 
 Where keys are mixed with those before them (smeared), so is each of their components: a term at a key then holds its
 share of the key before. Norms divide by the scale they had in the run (frozen), those on queries and keys too; then
-the terms sum to the score.
+the terms sum to the score. Where scores are capped they sum to the raw score, before the cap.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (path expansion of attention scores,
 Q- and K-composition).
@@ -35,6 +35,8 @@ from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer
 from glassformer.models.stack import make_context
+from glassformer.provenance import tell
+from glassformer.weights.heads import CAPPED
 
 CLASSES = ("direct", "Q", "K", "QK")
 
@@ -50,7 +52,8 @@ class ScorePaths(Result):
             single position was asked for. Entries where attention is not allowed are computed like the others.
         classes: Sum of the terms of each class, `[stream] class [query key]`.
         position_bias: What is added to the score for the distance alone (ALiBi), `[query key]`; 0 without.
-        total: The sum of all of it, `[stream] [query key]`.
+        total: The sum of all of it, `[stream] [query key]`; where scores are capped the raw score, which is the sum of
+            the terms: the position bias is added behind the cap.
         label: The head.
     """
 
@@ -73,7 +76,12 @@ def score_sites(model: ModelLike) -> list[str]:
     return found + [layer.at_read for layer in within]
 
 
-@question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",), holds=("norm scales",))
+@question(
+    "What makes a head look there?",
+    reads=score_sites,
+    traits=("bilinear_raw_scores",),
+    holds=("norm scales", "query-key scales"),
+)
 @torch.no_grad()
 def score_paths(
     run: Any,
@@ -110,6 +118,8 @@ def score_paths(
     # component [stream] pos d_head, twice -> [stream] component component query key
     terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * part.mixer.scale
     bias = terms.new_zeros(terms.shape[-2:])
+    if part.mixer.traits.capped_scores:
+        tell([CAPPED])
     if part.positions.has_bias:
         whole = part.positions.bias(context)[0, h].to(bias)
         for axis, p in enumerate(places):
@@ -120,7 +130,9 @@ def score_paths(
         terms[..., m[0].nonzero()[:, 0], :, :, :][..., m[1].nonzero()[:, 0], :, :].sum((-4, -3))
         for m in ((~earlier, ~earlier), (earlier, ~earlier), (~earlier, earlier), (earlier, earlier))
     ], -3)  # fmt: skip
-    return _labelled(run, head, [c.label for c in components], terms, classes, bias, places)
+    total = classes.sum(-3)
+    total = total if part.mixer.traits.capped_scores else total + bias
+    return _labelled(run, head, [c.label for c in components], terms, classes, bias, total, places)
 
 
 def _projected(run: Run, layer: SubLayer, part: AttentionLayer) -> tuple[list[Component], Tensor, Tensor, Context]:
@@ -213,7 +225,7 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
             f'score_paths: layer {part.dims.layer} has "{kind}" scores, which are no product of one query and one key.'
             f'\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
         )
-    if not part.mixer.traits.bilinear_scores:
+    if not part.mixer.traits.bilinear_raw_scores:
         raise AnalysisUnavailable(
             f'score_paths: layer {part.dims.layer} uses "{part.config.mixer.described}", whose scores are not bilinear '
             "in query and key (bilinear_scores=False).\n    Its patterns are in gf.run(…, "
@@ -223,7 +235,7 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
 
 
 def _labelled(
-    run: Run, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor,
+    run: Run, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor, total: Tensor,
     places: list[int | None],
 ) -> ScorePaths:  # fmt: skip
     tokens: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
@@ -235,7 +247,6 @@ def _labelled(
     lead = ("stream",) if terms.ndim == 5 else ()
     tail = tuple(kept)
     inner: dict[str, Any] = {"query_component": names, "key_component": names}
-    total = classes.sum(-3) + bias
     return ScorePaths(
         Labelled(terms[(..., *where)], (*lead, *inner, *tail), inner | kept),
         Labelled(classes[(..., *where)], (*lead, "class", *tail), {"class": list(CLASSES)} | kept),

@@ -23,7 +23,7 @@ from glassformer.analysis.from_weights._copying import Copying, copying
 from glassformer.analysis.from_weights._induction import InductionCircuits, induction_circuits
 from glassformer.analysis.from_weights._positional import PositionalHeads, positional_heads
 from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads, settings_of
-from glassformer.analysis.heads._roles import heads as heads_of
+from glassformer.analysis.heads._roles import HeadScores, head_scores, heads as heads_of
 from glassformer.analysis.learning._in_context import in_context_learning
 from glassformer.analysis.paths._importance import Importance, importance
 from glassformer.analysis.question import question
@@ -50,7 +50,7 @@ from glassformer.arguments import Count, Several
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
-from glassformer.models import ModelLike
+from glassformer.models import Decoder, Model, ModelLike, require_model
 from glassformer.weights import HeadWeights
 from glassformer.words import sentence
 
@@ -77,8 +77,9 @@ def circuits(
     """Find the circuits of a model.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        rows: Batches of text, for losses, ablations and term importance; without them these are left out.
+        model: A decoder, an encoder or an encoder-decoder; what is not defined for it is listed with the reason.
+        rows: Batches of text, for losses, ablations and term importance; without them these are left out. For an
+            encoder as `ablate` takes them, with masked tokens as targets.
         heads: Labels of the heads whose token pairs are listed; by default those that stand out.
         tokens: Ids that count in tables of tokens (leave out rare ones, see `frequent_tokens`); all by default.
         k: Entries per table.
@@ -92,6 +93,7 @@ def circuits(
     Example:
         >>> analysis.reports.circuits(gf.load("attn-only-2l")).findings[0]
     """
+    model = require_model(model, "circuits")
     w = weights.of(model, fold=True)
     for label in heads or ():
         w[label]
@@ -102,7 +104,14 @@ def circuits(
     read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
     repeats = 4 if model.config.max_len >= ROOM else 2
-    scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
+    scored, measured = None, dict[str, dict[str, float]]()
+    if isinstance(model, Decoder):
+        scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
+    else:
+        roles = asked("what heads attend to", lambda: head_scores(model, seed=seed, repeats=repeats))
+        measured = {} if roles is None else _by_pattern(roles)
+    if any(map(model.reads_ahead, model.stacks)):
+        asked.unavailable.append(Unavailable("prefix matching", _reads_ahead(model)))
     wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
     removed = asked(
         "ablation", lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within), steps=n_heads
@@ -110,7 +119,7 @@ def circuits(
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
-    facts = _heads(model, seed, repeats, copied, placed, read, scored, wired, removed)
+    facts = _heads(model, seed, repeats, copied, placed, read, scored, measured, wired, removed)
     together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
@@ -174,6 +183,7 @@ def _heads(
     placed: PositionalHeads | None,
     read: Bandwidth | None,
     scored: HeadEvaluation | None,
+    by_pattern: Mapping[str, dict[str, float]],
     wired: InductionCircuits | None,
     removed: Ablation | None,
 ) -> tuple[HeadCircuits, ...]:
@@ -181,7 +191,7 @@ def _heads(
     n_tokens = 0 if scored is None else _distinct(model, seed, repeats)
     found = []
     for head in heads_of(model):
-        roles = {} if measured is None else _row(measured, head.label, "evaluator")
+        roles = by_pattern.get(head.label, {}) if measured is None else _row(measured, head.label, "evaluator")
         offsets = {} if placed is None else _row(placed.scores, head.label, "offset")
         best = max(offsets, key=lambda o: offsets[o], default=None)
         facts = HeadCircuits(
@@ -200,6 +210,24 @@ def _heads(
         )  # fmt: skip
         found.append(dataclasses.replace(facts, verdict=verdict(facts), doubts=doubts(facts)))
     return tuple(found)
+
+
+def _by_pattern(found: HeadScores) -> dict[str, dict[str, float]]:
+    """Return each head's roles, called as the evaluators that read patterns are, without what is undefined."""
+    rows = {str(label): _row(found.scores, str(label), "role") for label in found.scores.labels("head")}
+    return {
+        label: {"prefix_matching" if role == "induction" else role: score for role, score in row.items()}
+        for label, row in rows.items()
+    }
+
+
+def _reads_ahead(model: Model) -> str:
+    """Return why heads of stacks that read both ways are no induction heads."""
+    what = "this encoder" if model.source is None else "the encoder"
+    return (
+        f"prefix matching is looking for what comes next where it came before; {what} reads both ways, and sees what "
+        "comes next.\n    What its heads look at: head_roles(run)."
+    )
 
 
 def _distinct(model: ModelLike, seed: int, repeats: int) -> int:

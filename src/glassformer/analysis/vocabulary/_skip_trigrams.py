@@ -8,7 +8,8 @@ For one source the table over (d, o) has rank one: whoever wants `keep … in ->
 head gets `keep … in -> bay` and `keep … at -> mind` as well. `crossed_trigrams` finds such cells with the help of a
 text, and `crossed_cost` says what they cost. Cells are judged by the sum with the direct path, which may undo them.
 
-Positions add the scores of `position_scores` (rotary ones enter S as their mean over offsets). Exact for the first
+Positions add the scores of `position_scores` (rotary ones enter S as their mean over offsets). Where scores are capped,
+S is raw, and attention is that of scores behind the cap. Exact for the first
 layer where no positions are in the stream; behind it, the direct path of token vectors. The final norm's scale is left
 at one except in `crossed_cost`, which takes it from the text.
 
@@ -371,7 +372,8 @@ class _Looking:
     ) -> None:
         qk = full_circuit(w, layer, "QK", offsets)
         self.table = Factored(qk.left[..., ids, :], qk.right[..., ids])
-        self.rest = (self.table.left @ qk.right[..., rivals]).logsumexp(-1)
+        self.capped = layer.module.mixer.capped
+        self.rest = self.capped(self.table.left @ qk.right[..., rivals]).logsumexp(-1)
         self.mean = qk.right[..., ids].mean(-1)
 
     def columns(self, h: int, chosen: Tensor) -> tuple[Float[Tensor, "dst src"], Float[Tensor, "dst src"]]:
@@ -379,7 +381,7 @@ class _Looking:
         table = self.table[h]
         scores = table.columns(chosen)
         preference = scores - (table.left @ self.mean[h])[:, None]
-        return preference, (scores - self.rest[h][:, None]).sigmoid()
+        return preference, (self.capped(scores) - self.rest[h][:, None]).sigmoid()
 
 
 def _best(

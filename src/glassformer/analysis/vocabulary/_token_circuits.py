@@ -9,7 +9,8 @@ heads. E is what a layer reads of each token by itself. `through="token"`: its v
 the stream held nothing else; exact for queries, keys and values of the first layer of a model without position vectors
 in the stream, the direct path elsewhere. `through="stream"`: also what MLPs, and heads that by position alone attend to
 the token itself, wrote where it stands (see `token_reads`); each token divided by its own scale. The final norm's scale
-is left at one.
+is left at one. Norms of queries and keys divide each token's by its own scale too, its biases included (see
+`HeadWeights.projected`); where scores are capped, QK is the raw score, before the cap.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (one-layer models).
 """
@@ -305,7 +306,7 @@ def full_circuit(
         if ids is not None:
             query, key = query[..., ids, :], key[..., ids, :]
     else:
-        query, key = reads @ layer.Q, (reads @ layer.K)[layer.group]
+        query, key = w.looked(layer, "query", reads), w.looked(layer, "key", reads)
     turned = layer.rotated(query, tuple(offsets) or None)
     return Factored(turned, key.mT) * layer.scale
 

@@ -2,7 +2,8 @@
 
     z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s
 
-With a cap c, c tanh(q_t . k_s * scale / c) stands for the product: no score exceeds c, and scores are not bilinear.
+With a cap c, c tanh(q_t . k_s * scale / c) stands for the product: no score exceeds c, and scores are not bilinear;
+they are in the order of the raw scores before the cap, which are.
 With sinks, each head has one learned logit b that takes part in the normaliser and has no value,
 
     pattern_ts = exp(score_ts) / (exp(b) + sum_r exp(score_tr))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
+from glassformer.attention.projections.query_key_norm import HeadNorm
 from glassformer.config import Config
 
 Projected = tuple[
@@ -137,7 +138,7 @@ class Projection(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say by what it reads the stream")
 
     def departs(self, of: Of) -> Departure | None:
-        """Return why there is no one matrix to take for it; None if there is.
+        """Return why there is no one matrix to take for it; None if there is, up to scales of `norm_of`.
 
         Args:
             of: Of `scores`, which a matrix between what query and key read at their own positions would give; or of
@@ -169,6 +170,15 @@ class Projection(nn.Module):
     def restored(self, z: Float[Tensor, "batch head pos mixed"]) -> Float[Tensor, "batch head pos d_value"]:
         """Return mixed values, from what was mixed in their place; see `absorbed`."""
         raise AssertionError("absorbs says whether this is defined")
+
+    def norm_of(self, which: Which) -> HeadNorm | None:
+        """Return the norm that queries or keys pass before they are rotated, or None; values pass none."""
+        return None
+
+    @property
+    def normalises(self) -> bool:
+        """Whether queries or keys pass a norm, so that scores are bilinear only up to what it divides by."""
+        return self.norm_of("query") is not None or self.norm_of("key") is not None
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return what is kept before the first position; None if nothing ever is."""

@@ -132,13 +132,29 @@ class HeadNorm(nn.Module):
         self, addends: Float[Tensor, "component *stream head pos d_head"]
     ) -> Float[Tensor, "component *stream head pos d_head"]:
         """Return addends of one row through the norm, each divided by the scale of their sum; the bias left out."""
-        x = self._together(addends) if self.couples_heads else addends
-        if self.config.centred:
-            x = x - x.mean(-1, keepdim=True)
-        x = x / self._scale(x.sum(0))
+        return self.unscaled(addends) / self.scale(addends.sum(0, keepdim=True))[..., None]
+
+    def unscaled(
+        self, x: Float[Tensor, "batch *stream head pos d_head"], which: Int[Tensor, " head"] | None = None
+    ) -> Float[Tensor, "batch *stream head pos d_head"]:
+        """Return what the norm makes of rows up to its scale, the bias left out: centred, and times the gain.
+
+        This is linear, so that it may be done to the matrix the rows are made by. `which` says which heads they are,
+        as in `forward`; a norm over all heads takes all of them.
+        """
+        assert which is None or not self.couples_heads, "the mean and the gain are of all heads"
+        x = self._centred(self._together(x) if self.couples_heads else x)
         if (gain := self.gain) is not None:
-            x = x * (gain[:, None] if self.config.gains == "own" else gain)
+            if self.config.gains == "own":
+                gain = (gain if which is None else gain[which])[:, None]
+            x = x * gain.to(x.dtype)
         return self._apart(x) if self.couples_heads else x
+
+    def scale(self, x: Float[Tensor, "batch *stream head pos d_head"]) -> Float[Tensor, "batch *stream head pos"]:
+        """Return what queries or keys are divided by; with `over="all"` the heads of a position share it."""
+        rows = self._centred(self._together(x) if self.couples_heads else x)
+        found = self._scale(rows)
+        return self._apart(found.expand_as(rows))[..., 0] if self.couples_heads else found[..., 0]
 
     def shift(
         self, like: Float[Tensor, "component *stream head pos d_head"]
@@ -150,6 +166,9 @@ class HeadNorm(nn.Module):
         if self.couples_heads:
             return self._apart(self._together(zero) + self.bias)
         return zero + (self.bias[:, None] if self.config.gains == "own" else self.bias)
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.config.centred else x
 
     def _normed(self, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.config.eps == 0:

@@ -27,7 +27,7 @@ from glassformer.attention.projections.projection import (
     ProjectionConfig,
     Which,
 )
-from glassformer.attention.projections.query_key_norm import QueryKeyNorm
+from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.config import require
 
 # numbers of all queries, keys and values of one position
@@ -173,12 +173,18 @@ class SeparateProjection(Projection):
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
-        norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
+        norm = self.norm_of(which)
         if norm is not None and norm.couples_heads:
             # the scale is of all heads
             return super().of_heads(which, x, heads)
         y = self.projected(which, x, heads)
         return y if norm is None else norm(y, heads)
+
+    def norm_of(self, which: Which) -> HeadNorm | None:
+        if which == "value" or self.norms is None:
+            return None
+        norm = self.norms[("query", "key").index(which)]
+        return norm if isinstance(norm, HeadNorm) else None
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         q, k, v = self.heads(x_q, x_k, x_v)
@@ -211,11 +217,7 @@ class SeparateProjection(Projection):
             if of == "values":
                 return Departure(how, "no matrix says what a head moves", TAKE_VALUES)
             return Departure(how, "its scores are not bilinear", READ_SCORES)
-        if of == "values" or self.norms is None:
-            return None
-        how = "normalises queries and keys (qk_norm)"
-        so = "its scores are bilinear only with both scales frozen at one text"
-        return Departure(how, so, READ_SCORES, once_frozen=True)
+        return None
 
     def clipped(self, x: Tensor) -> Tensor:
         """Return projected vectors, cut off where the config says so."""

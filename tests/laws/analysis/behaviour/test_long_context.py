@@ -16,7 +16,7 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, Subject, drawn, subject
 
 SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwich", "post", "bare", "capped"]
 TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
@@ -109,9 +109,53 @@ def test_linear_attention_is_offered_the_decay_of_its_memory_instead(name: str) 
     assert (memory.select(measure="half_life").values == math.inf).all()
 
 
-def test_differential_attention_is_offered_signed_patterns_instead() -> None:
-    with pytest.raises(AnalysisUnavailable, match=r'"differential" \(rows_sum_to_one=False\).*\n.*head_roles'):
-        measured("differential")
+def test_of_signed_weights_shares_are_of_their_sizes() -> None:
+    found, model = measured("differential"), subject("differential", length=12)
+    sizes = model.values("blocks.1.attn.pattern")["blocks.1.attn.pattern"][:, :, 4:].abs()
+    share = sizes / sizes.sum(-1, keepdim=True)
+    close(found.measures.select(measure="sink").values[2:], share[..., :2].sum(-1).mean((0, 2)))
+    entropy = -(share * share.clamp_min(1e-300).log()).sum(-1)
+    close(found.measures.select(measure="entropy_nats").values[2:], entropy.mean((0, 2)))
+    assert set(found.readings.values()) == {"signed"} and (found.missing.values == 0).all()
+    assert "by size" in found.notes[0].meaning
+
+
+def with_sinks(*logits: float) -> Subject:
+    layers = (block(Softmax(sinks=True), n_heads=2, positions=Rope()),) * 2
+    found = drawn("sinks", DecoderConfig(11, 16, layers, max_len=24), length=12)
+    with torch.no_grad():
+        for i in (0, 1):
+            found.model.sub_layer(f"blocks.{i}.attn").attention.mixer.sinks.copy_(torch.tensor(logits))
+    return found
+
+
+def test_what_rows_lack_is_one_more_place() -> None:
+    model = with_sinks(-1.0, 1.5)
+    found = long_context(model.model, *model.inputs, sink=2, recent=3)
+    pattern = model.values("blocks.1.attn.pattern")["blocks.1.attn.pattern"][:, :, 4:]
+    lacking = 1 - pattern.sum(-1)
+    close(found.missing.values[2:], lacking.mean((0, 2)))
+    every = torch.cat((pattern, lacking[..., None]), -1)
+    entropy = -(every * every.clamp_min(1e-300).log()).sum(-1)
+    close(found.measures.select(measure="entropy_nats").values[2:], entropy.mean((0, 2)))
+    q, k = torch.arange(4, 12)[:, None], torch.arange(12)
+    far = (pattern * (q - k)).sum(-1) / pattern.sum(-1)
+    close(found.measures.select(measure="distance").values[2:], far.mean((0, 2)))
+    places = [found.measures.select(measure=m).values for m in ("sink", "recent", "middle")]
+    close(sum(places) + found.missing.values, torch.ones(4, dtype=torch.float64))
+    assert set(found.readings.values()) == {"sink"} and "learned sink" in found.notes[0].seen
+
+
+def test_a_head_that_gives_all_to_its_sink_rests_and_one_that_gives_nothing_is_plain_softmax() -> None:
+    resting, plain = with_sinks(60.0, 60.0), with_sinks(-500.0, -500.0)
+    found = long_context(resting.model, *resting.inputs, sink=2, recent=3)
+    assert found.sink_rate == 1 and set(found.classes.values()) == {"sink only"}
+    layers = (block(n_heads=2, positions=Rope()),) * 2
+    without = DecoderConfig(11, 16, layers, max_len=24).build().double().eval()
+    without.load_state_dict(plain.model.state_dict(), strict=False)
+    ours, theirs = (long_context(m, *plain.inputs, sink=2, recent=3).measures.values for m in (plain.model, without))
+    kept = [i for i, name in enumerate(found.measures.labels("measure")) if name != "effective_share"]
+    close(ours[:, kept], theirs[:, kept], 1e-9)
 
 
 def test_layers_without_weights_are_left_out_by_name() -> None:

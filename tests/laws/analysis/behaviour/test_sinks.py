@@ -9,11 +9,13 @@ import torch
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
 from glassformer.analysis.token_flow import rollout, value_norms
+from glassformer.attention import Differential, Rope, Softmax
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
+from glassformer.models import DecoderConfig, block
 from glassformer.testing import close
-from glassformer.testing.models import subject
+from glassformer.testing.models import drawn, subject
 
 SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "post", "bare", "capped", "lightning_hybrid"]
 
@@ -104,10 +106,48 @@ def test_without_the_resting_place_an_unmatched_query_spreads_over_what_is_left(
     close(found.loss.select(condition="as it is").values, torch.tensor(math.log(21), dtype=torch.float64), 1e-4)
 
 
-@pytest.mark.parametrize("name", ["linear", "differential"])
-def test_mechanisms_in_which_nothing_has_to_rest_are_refused(name: str) -> None:
-    with pytest.raises(AnalysisUnavailable, match=rf"rows_sum_to_one\); found {name}, .*\n.*head_roles"):
-        measured(name)
+def test_linear_attention_in_which_nothing_has_to_rest_is_refused() -> None:
+    with pytest.raises(AnalysisUnavailable, match=r"linear_in_value\); found linear, .*\n.*head_roles"):
+        measured("linear")
+
+
+def test_signed_weights_count_by_size() -> None:
+    layers = (block(Differential(lambda_init=2.5), n_heads=2, positions=Rope()),) * 2
+    model = drawn("differential", DecoderConfig(11, 16, layers, max_len=24), batch=3, length=9)
+    found = attention_sinks(model.model, *model.inputs, window=4, first=2)
+    done = run(model.model, *model.inputs, read=["blocks.0.attn.pattern", "blocks.0.attn.scores"])
+    sizes = done["blocks.0.attn.pattern"].values[:, :, 1:].abs()
+    assert (done["blocks.0.attn.pattern"].values < 0).any()
+    share = sizes / sizes.sum(-1, keepdim=True)
+    close(found.measures.select(measure="mass").values[:2], share[..., 0].mean((0, 2)))
+    written = (
+        model.values("blocks.0.attn.value")["blocks.0.attn.value"]
+        @ model.model.sub_layer("blocks.0.attn").attention.merge.matrix()
+    )
+    close(
+        found.measures.select(measure="written_first").values[:2],
+        (sizes[..., 0] * written[..., :1, :].norm(dim=-1)).mean((0, 2)),
+    )
+    scores = done["blocks.0.attn.scores"].values[..., 1:, :]
+    above = torch.stack([scores[..., q, 0] - scores[..., q, 1 : q + 2].mean(-1) for q in range(8)], -1)
+    close(found.measures.select(measure="score_above_others").values[:2], above.mean((0, 1, 3)))
+    assert (found.missing.values == 0).all() and "of either sign" in found.notes[0].seen
+    assert (found.loss_change.values[1:].abs() > 1e-9).all()
+
+
+def test_what_rows_lack_is_the_share_of_a_sink_of_its_own() -> None:
+    layers = (block(Softmax(sinks=True), n_heads=2, positions=Rope()), block(n_heads=2, positions=Rope()))
+    model = drawn("sinks", DecoderConfig(11, 16, layers, max_len=24), batch=3, length=9)
+    with torch.no_grad():
+        model.model.sub_layer("blocks.0.attn").attention.mixer.sinks.copy_(torch.tensor([-50.0, 4.0]))
+    found = attention_sinks(model.model, *model.inputs, window=4, first=2)
+    pattern = model.values("blocks.0.attn.pattern")["blocks.0.attn.pattern"][:, :, 1:]
+    close(found.measures.select(measure="mass").values[:2], pattern[..., 0].mean((0, 2)))
+    close(found.missing.values[:2], 1 - pattern.sum(-1).mean((0, 2)))
+    # the first head has none to speak of; the second rests there
+    assert found.missing.values[0] < 1e-12 and found.missing.values[1] > 0.5
+    assert (found.missing.values[2:] == 0).all() and found.sink_rate >= 0.25
+    assert "learned sink" in found.notes[0].seen
 
 
 def test_an_encoder_decoder_and_short_texts_are_refused() -> None:

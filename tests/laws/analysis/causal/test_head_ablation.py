@@ -171,6 +171,24 @@ def test_what_cannot_be_ablated_is_said() -> None:
         ablate(subject("translator_pre").model, "L0H0", [1, 2, 3])
 
 
+@pytest.mark.parametrize("name", ["masked_pre", "masked_post"])
+def test_an_encoder_loses_masked_tokens_and_has_no_context_to_learn_in(name: str) -> None:
+    found = subject(name)
+    batch = found.batch()
+    assert (batch.tokens[batch.weight] == 0).all() and torch.equal(batch.targets, found.inputs[0])
+    ours = ablate_each(found.model, batch)
+    for head in heads(found.model)[::3]:
+        edit = [Scale(f"{head.path}.head_out", 0.0, at=At(head=head.head))]
+        logits = found.model(batch.tokens, tape=Tape(found.model, edit=edit))
+        nll = -logits.log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
+        close(ours.loss_change.select(heads=head.label).values + ours.loss, nll[batch.weight].mean())
+    assert math.isnan(ours.icl) and ours.icl_change.values.isnan().all()
+    with pytest.raises(AnalysisUnavailable, match=r"targets of this Batch are next tokens(.|\n)*tokens with masks"):
+        ablate(found.model, "L0H0", next_token_batch(found.inputs[0]))
+    with pytest.raises(AnalysisUnavailable, match="a text says of none that it is masked"):
+        ablate(found.model, "L0H0", [1, 2, 3])
+
+
 def test_patterns_that_do_not_exist_cannot_be_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = batch_for("gpt2")
     mixer = model.stack.blocks[0].attn.mixer

@@ -52,7 +52,7 @@ def test_scores_are_those_of_dense_products(name, exact):
         for j, second in enumerate(w):
             for kind in "QKV":
                 known = not any(
-                    f"{at.path} {what}" in found.undefined for at, what in ((first, "write"), (second, kind))
+                    f"{at.path} {what}" in found.left_out for at, what in ((first, "write"), (second, kind))
                 )
                 follows = comes_before(w.sub_layers[first.path], w.sub_layers[second.path], kind)
                 for g, h in ((0, 1), (1, 0)):
@@ -199,8 +199,12 @@ def test_what_reads_alone_needs_no_offset_and_no_bilinear_scores():
         w = weights.of(subject(name).model, fold=True)
         for exact in (True, False):
             found = composition(w, form="read", exact=exact, draws=0)
-            assert found.offsets == () and found.undefined == {}
-            for kind, matrix in (("Q", w[1].Q), ("K", w[1].K[w[1].group]), ("V", w[1].V[w[1].group])):
+            assert found.offsets == () and found.left_out == {}
+            for kind, matrix in (
+                ("Q", w[1].looking("query")),
+                ("K", w[1].looking("key")[w[1].group]),
+                ("V", w[1].V[w[1].group]),
+            ):
                 expected = _score(w[0].ov().dense()[1], [matrix[2]] if len(matrix) > 2 else [matrix[1]])
                 later = "L1H2" if len(matrix) > 2 else "L1H1"
                 score = found.scores.select(kind=kind, earlier="L0H1", later=later).values
@@ -212,8 +216,8 @@ def test_mechanisms_without_bilinear_scores_keep_what_is_defined_and_say_why_not
     model = randomise(DecoderConfig(7, 8, layers, max_len=4).build().double(), 2)
     found = composition(model, draws=0)
     assert found.scores.values[:2].isnan().all() and found.scores.values[2, :2, 2:].isfinite().all()
-    assert "bilinear" in found.undefined["blocks.1.attn Q"]
-    assert set(found.undefined) == {"blocks.1.attn Q", "blocks.1.attn K"}
+    assert "bilinear" in found.left_out["blocks.1.attn Q"]
+    assert set(found.left_out) == {"blocks.1.attn Q", "blocks.1.attn K"}
 
 
 def test_undefined_everywhere_is_an_error_that_says_what_would_work():

@@ -157,7 +157,7 @@ def test_pointers_need_position_vectors_in_the_stream():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("post", "post-norm"), ("linear", "bilinear"), ("bare", "qk_norm"), ("differential", "two maps")],
+    [("post", "post-norm"), ("linear", "bilinear"), ("differential", "two maps")],
 )
 def test_models_without_composable_circuits_are_told_what_would_work(name, message):
     with pytest.raises(AnalysisUnavailable, match=message):

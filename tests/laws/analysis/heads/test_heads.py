@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from glassformer.analysis import run
 from glassformer.analysis.heads import head_roles, head_scores
-from glassformer.analysis.heads._roles import ROLES, heads, repeated_tokens, role_masks
+from glassformer.analysis.heads._roles import ROLES, heads, repeated_inputs, repeated_tokens, role_masks
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.handmade import induction_model, repeated
@@ -117,9 +117,24 @@ def test_random_tokens_are_the_same_for_a_seed_and_never_special() -> None:
     assert all(len(set(row.tolist())) == 4 for row in first[:, :4])
 
 
-def test_head_scores_refuse_an_encoder_decoder_and_a_context_without_room() -> None:
-    with pytest.raises(AnalysisUnavailable, match=r"defined for decoders, not for EncoderDecoder.\n.*head_roles"):
-        head_scores(subject("translator_pre").model)
+@pytest.mark.parametrize("name", ["masked_pre", "translator_pre", "translator_apart"])
+def test_scores_of_stacks_that_read_both_ways_are_those_of_their_patterns_but_for_induction(name: str) -> None:
+    model = subject(name).model
+    found = head_scores(model, n_sequences=2)
+    inputs = repeated_inputs(model, n_sequences=2)
+    done = run(model, *inputs, read=[head_roles])
+    for stack in model.stacks:
+        expected = head_roles(done, stack=stack or None).scores
+        for head in expected.labels("head"):
+            ours, theirs = (one.select(head=head).values.clone() for one in (found.scores, expected))
+            ahead = model.reads_ahead(stack)
+            assert bool(ours[ROLES.index("induction")].isnan()) == ahead
+            close(ours.nan_to_num(), theirs.where(~ours.isnan(), 0.0))
+    if model.source is not None:
+        assert int(inputs[0].max()) < model.embeddings[model.source].vocab_size
+
+
+def test_head_scores_refuse_a_context_without_room() -> None:
     with pytest.raises(AnalysisUnavailable, match="max_len=24 and vocab_size=11 leave 1"):
         head_scores(subject("gpt2").model, repeats=20)
 

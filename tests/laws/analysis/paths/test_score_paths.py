@@ -1,43 +1,50 @@
 """Scores as sums over what wrote the query and what wrote the key."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 
 from glassformer.analysis import Run, run
 from glassformer.analysis.paths import ScorePaths, score_paths
+from glassformer.attention import Alibi, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, repeated
+from glassformer.models import DecoderConfig, block as block_of
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, drawn, subject
 
 
-def allowed(found: ScorePaths, scores: torch.Tensor) -> None:
+def allowed(found: ScorePaths, scores: torch.Tensor, capped: bool) -> None:
     there = scores.isfinite()
     close(found.total.values[there], scores[there])
     inner = found.terms.axes.index("query_component")
-    whole = found.terms.values.sum((inner, inner + 1)) + found.position_bias.values
+    # the bias of positions comes behind a cap
+    bias = 0.0 if capped else found.position_bias.values
+    whole = found.terms.values.sum((inner, inner + 1)) + bias
     close(whole[there], scores[there])
-    split = found.classes.values.sum(found.classes.dim("class")) + found.position_bias.values
+    split = found.classes.values.sum(found.classes.dim("class")) + bias
     close(split[there], scores[there])
+    assert capped == any("capped" in note.seen for note in found.notes)
 
 
 def compare(found: Subject) -> int:
-    """Compare the scores of every head that has bilinear ones; returns how many there were."""
+    """Compare the scores of every head that has bilinear ones, before any cap; returns how many there were."""
     stack = list(found.model.stacks.values())[-1]
     parts = [(b, n) for b in stack.blocks for n in b.names if n.startswith("attn")]
-    parts = [(b, n) for b, n in parts if b.part(n).mixer.traits.bilinear_scores]
+    parts = [(b, n) for b, n in parts if b.part(n).mixer.traits.bilinear_raw_scores]
     done = run(
         found.model,
         *found.inputs,
-        read=[score_paths, *(b.part(n).at.scores for b, n in parts)],
+        read=[score_paths, *(_scores(b.part(n)) for b, n in parts)],
     )
     for block, name in parts:
-        scores = done[block.part(name).at.scores].values[1]
+        scores, capped = done[_scores(block.part(name))].values[1], block.part(name).mixer.traits.capped_scores
         again = "#2" if name == "attn_1" else ""
         for h in (0, 1):
             whole = score_paths(done, head=f"L{block.layer}H{h}{again}", row=1)
-            allowed(whole, scores[..., h, :, :])
+            allowed(whole, scores[..., h, :, :], capped)
             one = score_paths(done, head=f"L{block.layer}H{h}{again}", row=1, query=-1, key=-1)
             close(one.total.values, scores[..., h, -1, -1])
             close(one.terms.values, whole.terms.values[..., -1, -1])
@@ -45,10 +52,14 @@ def compare(found: Subject) -> int:
     return len(parts)
 
 
+def _scores(part: Any) -> str:
+    return part.mixer.at.scores_raw if part.mixer.traits.capped_scores else part.at.scores
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_terms_sum_to_the_scores(name: str) -> None:
     parts = compare(subject(name))
-    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1, "bounded": 1}.get(name, 2)
+    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1}.get(name, 2)
 
 
 @given(attention_decoders(mlps=True))
@@ -75,6 +86,16 @@ def test_the_pointer_head_scores_by_q_composition_alone() -> None:
     assert found.terms.top(1)[0] == (("L0H0", "position"), pytest.approx(60.0))
     assert float(found.classes.select(**{"class": "Q"}).values) == pytest.approx(60.0)
     assert all(abs(float(found.classes.select(**{"class": c}).values)) < 1e-9 for c in ("direct", "K", "QK"))
+
+
+def test_a_cap_comes_before_the_bias_of_positions() -> None:
+    layers = (block_of(Softmax(cap=0.5), n_heads=2, positions=Alibi(), qk_norm=True),) * 2
+    found = drawn("capped", DecoderConfig(11, 16, layers, max_len=24))
+    assert compare(found) == 2
+    done = run(found.model, *found.inputs, read=[score_paths, "blocks.1.attn.scores"])
+    whole, scores = score_paths(done, head="L1H1"), done["blocks.1.attn.scores"].values[0, 1]
+    behind = 0.5 * (whole.total.values / 0.5).tanh() + whole.position_bias.values
+    close(behind[scores.isfinite()], scores[scores.isfinite()])
 
 
 def test_scores_that_are_not_bilinear_are_refused_by_name() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from glassformer.analysis.heads import head_scores
 from glassformer.analysis.reports import Circuits, circuits
 from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
@@ -28,6 +29,7 @@ from glassformer.handmade import (
     virtual_head_model,
 )
 from glassformer.models import Decoder
+from glassformer.testing.models import subject
 
 V = 21
 turned = pytest.mark.parametrize("turn", [lambda model: model, rotated], ids=["laid-out", "rotated"])
@@ -215,3 +217,21 @@ def test_text_is_asked_for_where_it_is_needed_and_the_rest_is_said_without() -> 
     assert (bare.edges, bare.induction, bare.pairs) == (full.edges, full.induction, full.pairs)
     assert [head.verdict for head in bare.heads] == [head.verdict for head in full.heads]
     assert json.loads(bare.to_json())["ablated_loss"] is None
+
+
+@pytest.mark.parametrize("name", ["masked_pre", "translator_pre"])
+def test_heads_that_read_both_ways_have_roles_and_losses_and_match_no_prefixes(name: str) -> None:
+    model = subject(name)
+    found = circuits(model.model, model.batch())
+    scores = head_scores(model.model, repeats=2).scores
+    for head in found.heads:
+        ahead = model.model.reads_ahead(head.stack)
+        if head.part == "attn":
+            named = {"previous_token", "duplicate_token", "first_token", "current_token"}
+            assert set(head.roles) == (named if ahead else named | {"prefix_matching"})
+            assert head.roles["first_token"] == float(scores.select(head=head.label, role="first_token").values)
+        assert head.ablation_loss is not None
+    reasons = {entry.analysis: entry.why for entry in found.unavailable}
+    assert "sees what comes next" in reasons["prefix matching"]
+    assert "ablation" not in reasons and "what heads attend to" not in reasons
+    assert all(head.ablation_icl is None for head in found.heads)

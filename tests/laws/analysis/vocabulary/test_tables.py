@@ -83,7 +83,6 @@ def test_rare_tokens_can_be_left_out():
     ("name", "what", "error", "match"),
     [
         ("linear", lambda m: analysis.vocabulary.token_pairs(m, "QK"), AnalysisUnavailable, "bilinear_scores"),
-        ("bare", lambda m: analysis.vocabulary.token_pairs(m, "QK", ["L0H0"]), AnalysisUnavailable, "qk_norm"),
         ("lightning_hybrid", lambda m: analysis.vocabulary.token_pairs(m, "OV", ["L0H0"]), AnalysisUnavailable, "gate"),
         (
             "translator_pre",
