@@ -72,11 +72,13 @@ def _parts(model: str, found: "Account") -> Table:
         table.add_row(name, f"{own:,}" if own else "", share, f"{flops / found.length:,.0f}" if flops else "")
     table.add_section()
     table.add_row("total", f"{found.total:,}", "", f"{found.forward / found.length:,.0f}")
+    if found.spared:
+        table.add_row("total in training", "", "", f"{(found.forward - found.spared) / found.length:,.0f}")
     return table
 
 
 def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
-    from glassformer.models.accounting import count_flops, state_bytes
+    from glassformer.models.accounting import count_flops, spared_flops, state_bytes
 
     title = f"per token, averaged over a sequence; state in {found.dtype}"
     table = Table(
@@ -88,8 +90,9 @@ def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
     for n in dict.fromkeys((*shorter, found.length)):
         flops = count_flops(config, n)
         forward, state = sum(flops.values()), state_bytes(config, n, dtype)
+        needed = forward - spared_flops(config, n)
         mixing = f"{flops.get('mixing', 0) / forward:.1%}"
-        each = (f"{n:,}", _brief(forward / n), _brief(2 * forward / n), mixing, f"{state:,}", f"{state / n:,.0f}")
+        each = (f"{n:,}", _brief(forward / n), _brief(2 * needed / n), mixing, f"{state:,}", f"{state / n:,.0f}")
         table.add_row(*each)
     return table
 
