@@ -133,7 +133,7 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
     if isinstance(config, EncoderConfig) and config.readout is not None:
         found["readout"] = 2 * length * config.d_model**2
     if config.output_layer is not None:
-        found["unembedding"] += length * config.output_layer.flops(config.n_outputs, config.d_model)[0]
+        found["unembedding"] += length * config.output_layer.flops(config.n_outputs, config.d_model)
     elif not isinstance(config, EncoderConfig) or config.predicts:
         found["unembedding"] += 2 * length * width * config.n_outputs
     return _ordered(found)
@@ -143,8 +143,8 @@ def spared_flops(config: ModelConfig, length: int) -> int:
     """Return how many of the forward FLOPs of one sequence training does not need, see `Account`."""
     if config.output_layer is None:
         return 0
-    whole, expected = config.output_layer.flops(config.n_outputs, config.d_model)
-    return round(length * (whole - expected))
+    size = config.n_outputs, config.d_model
+    return round(length * (config.output_layer.flops(*size) - config.output_layer.expected_flops(*size)))
 
 
 def state_bytes(

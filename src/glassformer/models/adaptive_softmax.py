@@ -74,15 +74,28 @@ class AdaptiveSoftmax(OutputLayer, kind="adaptive"):
         """Return the width of a cluster; the first is 1."""
         return max(1, int(d_model // self.div_value**cluster))
 
-    def flops(self, vocab_size: int, d_model: int) -> tuple[int, float]:
+    def flops(self, vocab_size: int, d_model: int) -> int:
+        head, *tails = self._flops(vocab_size, d_model)
+        return head + sum(tails)
+
+    def target_flops(self, vocab_size: int, d_model: int) -> Int[Tensor, " vocab"]:
+        head, *tails = self._flops(vocab_size, d_model)
+        sizes = [end - start for start, end in itertools.pairwise((0, *self.ends(vocab_size, d_model)))]
+        by_rank = [flops for own, size in zip((0, *tails), sizes) for flops in [head + own] * size]
+        return torch.tensor(by_rank, device="cpu")[ranks(self.counts, vocab_size)]
+
+    def _flops(self, vocab_size: int, d_model: int) -> list[int]:
+        """Return the forward FLOPs of the head and of each cluster."""
         ends = self.ends(vocab_size, d_model)
-        share = shares(self.counts, vocab_size).sort(descending=True).values
-        whole = 2 * d_model * (ends[0] + len(ends) - 1)
-        expected = float(whole)
+        found = [2 * d_model * (ends[0] + len(ends) - 1)]
         for i, (start, end) in enumerate(itertools.pairwise(ends), start=1):
-            own = 2 * self.width(i, d_model) * (d_model + end - start)
-            whole, expected = whole + own, expected + float(share[start:end].sum()) * own
-        return whole, expected
+            found.append(2 * self.width(i, d_model) * (d_model + end - start))
+        return found
+
+
+def ranks(counts: tuple[float, ...] | None, vocab_size: int) -> Int[Tensor, " vocab"]:
+    """Return the place of each word among all sorted by frequency; of equals the one with the smaller id goes first."""
+    return shares(counts, vocab_size).argsort(descending=True, stable=True).argsort()
 
 
 class Tail(nn.Module):
@@ -111,9 +124,7 @@ class AdaptiveUnembedding(FactoredUnembedding):
         widths = [config.width(i, d_model) for i in range(1, n + 1)]
         sizes = [end - start for start, end in itertools.pairwise(ends)]
         self.tails = nn.ModuleList(Tail(d_model, width, size) for width, size in zip(widths, sizes))
-        share = shares(config.counts, vocab_size)
-        # of equally frequent words the one with the smaller id goes first
-        self.rank = share.argsort(descending=True, stable=True).argsort()
+        self.rank = ranks(config.counts, vocab_size)
 
     @property
     def inner(self) -> Float[Tensor, "inner d_model"]:

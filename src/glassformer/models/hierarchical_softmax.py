@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.attention import linear
 from glassformer.config import require
-from glassformer.models.output_layer import FactoredUnembedding, OutputLayer, frequencies, shares
+from glassformer.models.output_layer import FactoredUnembedding, OutputLayer, frequencies
 from glassformer.numerics.precision import wide
 from glassformer.trace import Tape
 
@@ -45,10 +45,11 @@ class HierarchicalSoftmax(OutputLayer, kind="hierarchical"):
         self.check_vocabulary(vocab_size)
         return HierarchicalUnembedding(self, vocab_size, d_model)
 
-    def flops(self, vocab_size: int, d_model: int) -> tuple[int, float]:
-        tree = HuffmanTree.of(frequencies(self.counts, vocab_size))
-        expected = float(shares(self.counts, vocab_size) @ tree.depths.double())
-        return 2 * d_model * (vocab_size - 1), 2 * d_model * expected
+    def flops(self, vocab_size: int, d_model: int) -> int:
+        return 2 * d_model * (vocab_size - 1)
+
+    def target_flops(self, vocab_size: int, d_model: int) -> Int[Tensor, " vocab"]:
+        return 2 * d_model * HuffmanTree.of(frequencies(self.counts, vocab_size)).depths
 
 
 @dataclass(frozen=True, eq=False)

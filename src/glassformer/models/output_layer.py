@@ -35,9 +35,17 @@ class OutputLayer(Config, family=True):
     def build(self, vocab_size: int, d_model: int) -> "FactoredUnembedding":
         raise NotImplementedError
 
-    def flops(self, vocab_size: int, d_model: int) -> tuple[int, float]:
-        """Return forward FLOPs per position: of all log-probabilities, and of a target's alone, by counts on average."""
+    def flops(self, vocab_size: int, d_model: int) -> int:
+        """Return the forward FLOPs of all log-probabilities at one position."""
         raise NotImplementedError
+
+    def target_flops(self, vocab_size: int, d_model: int) -> Int[Tensor, " vocab"]:
+        """Return the forward FLOPs of each word's log-probability alone, at one position."""
+        raise NotImplementedError
+
+    def expected_flops(self, vocab_size: int, d_model: int) -> float:
+        """Return the forward FLOPs of one target's log-probability, on average over targets that occur as counted."""
+        return float(shares(self.counts, vocab_size) @ self.target_flops(vocab_size, d_model).double())
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `ConfigError` unless there is a count for each token."""
