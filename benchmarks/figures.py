@@ -252,7 +252,8 @@ def answering(seconds: float) -> Rows:
 
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
-    f.__name__: f for f in (sites, reading, patterns, mixing, forward, training, outputs, generation, importing, answering)
+    f.__name__: f
+    for f in (sites, reading, patterns, mixing, forward, training, outputs, generation, importing, answering)
 }
 
 

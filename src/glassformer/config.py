@@ -24,7 +24,9 @@ from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
 FORMAT_VERSION = 1
-UNSAID = "unsaid"  # metadata of a field that is left out of JSON where it is None, so that what lacks it reads as before
+UNSAID = (
+    "unsaid"  # metadata of a field that is left out of JSON where it is None, so that what lacks it reads as before
+)
 PLUGINS = "glassformer.mechanisms"  # entry points: a kind, and the module that registers it
 
 

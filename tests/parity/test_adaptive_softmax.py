@@ -1,5 +1,7 @@
 """Our adaptive softmax against torch's, with the same weights: log-probabilities, best words, loss, gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,8 +12,8 @@ from glassformer.testing.layers import randomise, stream
 
 @pytest.mark.parametrize(("cutoffs", "div_value"), [((3,), 4.0), ((2, 5, 9), 2.0), ((4, 8), 1.0)])
 def test_the_adaptive_softmax_equals_torchs(cutoffs: tuple[int, ...], div_value: float) -> None:
-    theirs = randomise(torch.nn.AdaptiveLogSoftmaxWithLoss(16, 12, list(cutoffs), div_value).double(), std=1.0)
-    ours = AdaptiveSoftmax(None, cutoffs, div_value).build(12, 16).double()
+    theirs: Any = randomise(torch.nn.AdaptiveLogSoftmaxWithLoss(16, 12, list(cutoffs), div_value).double(), std=1.0)
+    ours: Any = AdaptiveSoftmax(None, cutoffs, div_value).build(12, 16).double()
     pairs = [(ours.stored, theirs.head.weight)]
     for tail, (down, words) in zip(ours.tails, theirs.tail, strict=True):
         pairs += [(tail.down.weight, down.weight), (tail.words.weight, words.weight)]

@@ -3,12 +3,12 @@
     p(w) = head(w)                        w among the frequent words;   head = softmax(x W_h), words and clusters
     p(w) = head(cluster i) tail_i(w)      w in cluster i;               tail_i = softmax(x P_i W_i), of width d / div^i
 
-Words are sorted by frequency and cut into head and clusters. Most targets are in the head, so that most positions never
-reach the long tails. With cutoffs (), every word in the head, it is the softmax; with more the same weights give another
-distribution. Training costs d (k_h + J) + sum of p_i (d d_i + d_i k_i) products a position, p_i the share of cluster i.
+Words are sorted by frequency and cut into a head of k_h words and J clusters of k_i. Few targets are in the long tails,
+so few positions reach them. With cutoffs (), every word in the head, it is the softmax; with more it has another form.
+Training costs d (k_h + J) + sum of p_i (d d_i + d_i k_i) multiply-adds a position, p_i the share of cluster i.
 
-Source: Grave et al. 2016, "Efficient softmax approximation for GPUs", section 4; torch.nn.AdaptiveLogSoftmaxWithLoss, of
-which the default here is the same function (without the bias it offers for the head), for words in any order.
+Source: Grave et al. 2016, "Efficient softmax approximation for GPUs", section 4. The same function of the same
+weights as torch.nn.AdaptiveLogSoftmaxWithLoss without a bias, for words in any order.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from glassformer.models.cutoffs import ProductCost, Vocabulary
 from glassformer.models.output_layer import FactoredUnembedding, OutputLayer, shares
 from glassformer.numerics.precision import wide
 from glassformer.trace import Tape
+
 
 @dataclass(frozen=True)
 class AdaptiveSoftmax(OutputLayer, kind="adaptive"):

@@ -3,9 +3,9 @@
     g(k, B) = fixed + each * max(least, B * d * k)                  a product of B positions with k words
     C = g(k_h + J, B) + sum over clusters i of g(k_i, p_i B)
 
-B positions, k_h words in the head, J clusters of k_i words with the share p_i of the targets, width d. Best clusters are
-contiguous in frequency, so words are sorted by it and only ends are to be found. The width is d in all of them, though
-clusters are narrower: were that counted, tiny clusters would pay that do nothing but make the next ones narrower still.
+B positions, k_h words in the head, J clusters of k_i words with the share p_i of the targets, width d. Best clusters
+are contiguous in frequency, so words are sorted by it and only ends are to be found. The width is d in all of them,
+though clusters are narrower: were that counted, tiny clusters would pay that only make the next ones narrower still.
 
 Source: Grave et al. 2016, "Efficient softmax approximation for GPUs", equations 5 to 8.
 """
@@ -64,7 +64,7 @@ class Vocabulary:
     share: Sequence[float] | Float[Tensor, " word"]
     d_model: int
     positions: int = 1024
-    cost: ProductCost = ProductCost()  # noqa: RUF009  (frozen)
+    cost: ProductCost = ProductCost()
 
     def training_cost(self, cutoffs: Sequence[int]) -> float:
         """Return what the products of one training step take, in seconds."""

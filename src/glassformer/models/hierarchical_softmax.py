@@ -1,10 +1,10 @@
 """Hierarchical softmax: a word is found by left-or-right decisions from the root of a tree to its leaf.
 
-    p(w) = product over the inner nodes n on the path to w of sigmoid(s_n u_n . x),   s_n = +1 to the first child, else -1
+    p(w) = product over inner nodes n on the path to w of sigmoid(s_n u_n . x),   s_n = +1 to the first child, else -1
 
-The tree is Huffman's for the words' counts: frequent words have short paths. With V words there are V - 1 inner nodes, a
-vector each. Training costs depth(w) products in place of V; the expected depth lies in [H, H + 1), H the entropy of the
-counts' shares in bits. All log-probabilities together cost V - 1 products.
+The tree is Huffman's for the words' counts: frequent words have short paths. With V words there are V - 1 inner nodes,
+a vector each. Training costs depth(w) products in place of V; the expected depth lies in [H, H + 1), H the entropy of
+the counts' shares in bits. All log-probabilities together cost V - 1 products.
 
 Source: Morin and Bengio 2005, "Hierarchical Probabilistic Neural Network Language Model"; Mikolov et al. 2013,
 "Distributed Representations of Words and Phrases", section 2.1, and the authors' word2vec.c for Huffman's tree.
@@ -158,7 +158,9 @@ class HierarchicalUnembedding(FactoredUnembedding):
         losses = -F.logsigmoid(inner * signs[step, position])
         return losses.new_zeros(len(x)).index_add(0, position, losses)
 
-    def _paths(self, ids: Int[Tensor, " position"]) -> tuple[Int[Tensor, "step position"], Int[Tensor, "step position"]]:
+    def _paths(
+        self, ids: Int[Tensor, " position"]
+    ) -> tuple[Int[Tensor, "step position"], Int[Tensor, "step position"]]:
         """Return the inner nodes above some words, from the leaf upwards, -1 beyond the root, and their signs."""
         parents, signs = self._of_tree("parents", ids), self._of_tree("signs", ids)
         node, sign = self._of_tree("leaf_parents", ids)[ids], self._of_tree("leaf_signs", ids)[ids]

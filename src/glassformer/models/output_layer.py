@@ -2,8 +2,8 @@
 
     log p(w) = sum over the decisions on the way to w of log p(decision)
 
-Each decision is a softmax (or sigmoid) of *inner logits*, which are linear in the stream: site `logits_inner`. The logits
-of such a model are log-probabilities over the whole vocabulary, valid logits whose softmax is themselves, so that
+Each decision is a softmax (or sigmoid) of *inner logits*, which are linear in the stream: site `logits_inner`. The
+logits of such a model are log-probabilities over the whole vocabulary: their softmax is the distribution they say, so
 whatever reads logits works on them. What takes a token's logit for a product with a direction of its own is refused.
 """
 
@@ -138,8 +138,8 @@ class FactoredUnembedding(Unembedding):
             f"{analysis}: the logits of this model are log-probabilities of a factored output layer ({self.kind}); a "
             "token has no direction of the stream that its logit is the product with.\n"
             f"    Linear in the stream are the inner logits (site {self.at_inner}): rows of model.unembed.inner are "
-            "directions\n    for direct_logit_attribution(run, direction=…). Effects on log-probabilities themselves are "
-            "measured by patching\n    and ablation (analysis.causal)."
+            "directions\n    for direct_logit_attribution(run, direction=…). Effects on log-probabilities themselves "
+            "are measured by\n    patching and ablation (analysis.causal)."
         )
 
     def place(self, name: str, values: Tensor, like: Tensor) -> Tensor:

@@ -8,8 +8,8 @@
 
 Merging is associative and commutative, so parts may be merged in any order and by any tree: over pieces of a row, tiles
 of keys, or devices. What is empty, and a piece in which everything is masked (all scores -inf), is neutral: m = -inf,
-z = 0. A row in which all is masked has output 0 and lse -inf, where `torch.softmax` has NaN. Half precision is summed in
-float32. The maximum cancels in every result, so no gradient passes through it.
+z = 0. A row in which all is masked has output 0 and lse -inf, where `torch.softmax` has NaN. Half precision is summed
+in float32. The maximum cancels in every result, so no gradient passes through it.
 
 Reads and writes of each element: the plain form 2 + 1 (and it overflows), `safe_softmax` 3 + 1, `online_softmax` 2 + 1.
 
@@ -145,10 +145,10 @@ def online_attention(
         tile: Keys that are read at once.
         scale: Factor on the scores; 1 / sqrt(d_head) by default.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     found = Part.of(query.new_zeros(*query.shape[:-1], 0), value[..., None, :0, :])
     for keys in _tiles(key.shape[-2], tile):
-        scores = _scores(query, key[..., keys, :], None if mask is None else mask[..., keys], scale)
+        scores = _scores(query, key[..., keys, :], None if mask is None else mask[..., keys], factor)
         found = merge(found, Part.of(scores, value[..., None, keys, :]))
     return Finished(found.out.to(value.dtype), found.lse)
 
@@ -170,8 +170,9 @@ def tiled_attention(
 
     Arguments as for `online_attention`.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return Finished(*_Tiled.apply(query, key, value, mask, tile, scale))
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    out, lse = _Tiled.apply(query, key, value, mask, tile, factor)
+    return Finished(out, lse)
 
 
 class _Tiled(torch.autograd.Function):
@@ -186,7 +187,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, mask, out, lse = ctx.saved_tensors
         g, h = wide(grads[0]), grads[1]
         shared = ((g * wide(out)).sum(-1) - h)[..., None]
@@ -219,5 +220,3 @@ def _tiles(length: int, tile: int) -> list[slice]:
 def _finite(shift: Tensor) -> Tensor:
     """Return what may be subtracted from scores of -inf: they stay so, where -inf less -inf has no value."""
     return torch.where(shift == -math.inf, 0.0, shift)
-
-

@@ -1,11 +1,11 @@
 """Output layers of few decisions: exact distributions, losses of targets alone, and a model around them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 import glassformer as gf
@@ -85,7 +85,11 @@ def test_the_loss_of_targets_alone_is_the_cross_entropy_with_its_gradients(drawn
 def test_inner_logits_are_products_with_the_inner_matrix(drawn) -> None:
     layer, x, _ = drawn
     close(layer.raw(x), x @ layer.inner.mT, 1e-12)
-    assert layer.raw(x).shape[-1] == layer.n_inner == dict((s.name, s) for s in layer.sites())["logits_inner"].sizes["inner"]
+    assert (
+        layer.raw(x).shape[-1]
+        == layer.n_inner
+        == dict((s.name, s) for s in layer.sites())["logits_inner"].sizes["inner"]
+    )
 
 
 @given(COUNTS)
@@ -147,7 +151,7 @@ def test_the_tree_is_the_one_that_word2vec_makes(counts) -> None:
 
 
 def test_a_tree_of_zero_vectors_gives_two_to_the_minus_depth_and_one_word_asks_its_path_alone() -> None:
-    layer = HierarchicalSoftmax((5.0, 1.0, 2.0, 8.0, 1.0)).build(5, 4).double()
+    layer: Any = HierarchicalSoftmax((5.0, 1.0, 2.0, 8.0, 1.0)).build(5, 4).double()
     torch.nn.init.zeros_(layer.stored)
     x = stream(1, 1, d_model=4)
     close(layer.logits(x)[0, 0], -layer.tree.depths.double() * math.log(2), 1e-12)
@@ -160,7 +164,7 @@ def test_a_tree_of_zero_vectors_gives_two_to_the_minus_depth_and_one_word_asks_i
         inner, total = layer.raw(x)[0, 0], 0.0
         for node, sign in layer.tree.path(word):
             total -= float(torch.sigmoid(sign * inner[node]).log())
-        assert abs(total - float(layer.loss(x, torch.tensor([[word]])))) < 1e-12
+        assert abs(total - float(layer.loss(x, torch.tensor([[word]])).detach())) < 1e-12
 
 
 def test_an_adaptive_softmax_of_a_head_alone_is_the_softmax() -> None:
@@ -179,7 +183,7 @@ def test_words_of_a_cluster_may_change_places_together_with_their_rows() -> None
 
 
 def test_the_rare_words_of_absent_clusters_get_no_gradient() -> None:
-    layer = randomise(AdaptiveSoftmax(None, (2, 4)).build(8, 8).double())
+    layer: Any = randomise(AdaptiveSoftmax(None, (2, 4)).build(8, 8).double())
     layer.loss(stream(1, 3, d_model=8), torch.tensor([[0, 1, 3]])).backward()
     first, second = layer.tails
     assert first.words.weight.grad.any() and second.words.weight.grad is None

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from glassformer.numerics.softmax import (
@@ -65,10 +64,11 @@ class Counted:
 @given(SIZES, SEEDS)
 def test_softmax_in_pieces_equals_torchs_with_gradients(sizes: list[int], seed: int) -> None:
     x, probe = drawn(seed, 3, sum(sizes)).requires_grad_(), drawn(seed + 1, 3, sum(sizes))
-    for ours, theirs in ((safe_softmax, F.softmax), (online_softmax, F.softmax), (log_softmax, F.log_softmax)):
-        found, expected = torch.cat(ours(x.split(sizes, -1)), -1), theirs(x, dim=-1)
+    for form, known in ((safe_softmax, F.softmax), (online_softmax, F.softmax), (log_softmax, F.log_softmax)):
+        found, expected = torch.cat(form(x.split(sizes, -1)), -1), known(x, dim=-1)
         close(found, expected, 1e-12)
-        close(*(torch.autograd.grad((y * probe).sum(), x)[0] for y in (found, expected)), 1e-11)
+        ours, theirs = (torch.autograd.grad((y * probe).sum(), x)[0] for y in (found, expected))
+        close(ours, theirs, 1e-11)
 
 
 @given(SIZES, SEEDS)
@@ -140,7 +140,7 @@ def test_what_is_masked_is_neutral_and_a_row_of_nothing_else_gives_zero() -> Non
 
 @pytest.mark.parametrize("tile", [1, 3, 100])
 def test_attention_by_tiles_equals_torchs_with_gradients(tile: int) -> None:
-    q, k, v = (x.requires_grad_() for x in heads())
+    q, k, v = [x.requires_grad_() for x in heads()]
     mask = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.5
     mask[..., 0] = True
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -154,13 +154,13 @@ def test_attention_by_tiles_equals_torchs_with_gradients(tile: int) -> None:
 
 
 def test_the_backward_written_by_hand_is_the_derivative_of_output_and_lse() -> None:
-    q, k, v = (x[:1, :1].detach().requires_grad_() for x in heads(queries=3, keys=5))
+    q, k, v = [x[:1, :1].detach().requires_grad_() for x in heads(queries=3, keys=5)]
     mask = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
     assert torch.autograd.gradcheck(lambda *x: tuple(tiled_attention(*x, mask, tile=2)), (q, k, v))
 
 
 def test_a_query_that_may_look_nowhere_gets_zero_and_gives_no_gradient() -> None:
-    q, k, v = (x.requires_grad_() for x in heads())
+    q, k, v = [x.requires_grad_() for x in heads()]
     mask = torch.ones(5, 7, dtype=torch.bool)
     mask[2] = False
     for form in (online_attention, tiled_attention):
@@ -185,7 +185,7 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     part = functools.reduce(merge, map(Part.of, x.split(1000)))
     assert part.total.dtype == torch.float32 and part.total == 5000
     assert {piece.dtype for piece in online_softmax(x.split(1000))} == {dtype}
-    q, k, v = (x.to(dtype) for x in heads())
+    q, k, v = [x.to(dtype) for x in heads()]
     found = tiled_attention(q, k, v, tile=2)
     assert found.out.dtype == dtype and found.lse.dtype == torch.float32
     close(found.out.double(), online_attention(q.double(), k.double(), v.double()).out, 4 * torch.finfo(dtype).eps)
