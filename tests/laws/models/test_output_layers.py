@@ -12,6 +12,7 @@ import glassformer as gf
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.lens import logit_lens
+from glassformer.bench import product_cost
 from glassformer.checkpoints import load, save
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import (
@@ -163,7 +164,7 @@ def test_a_tree_of_zero_vectors_gives_two_to_the_minus_depth_and_one_word_asks_i
         assert touched == sorted(node for node, _ in layer.tree.path(word))
         inner, total = layer.raw(x)[0, 0], 0.0
         for node, sign in layer.tree.path(word):
-            total -= float(torch.sigmoid(sign * inner[node]).log())
+            total -= float(torch.sigmoid(sign * inner[node]).log().detach())
         assert abs(total - float(layer.loss(x, torch.tensor([[word]])).detach())) < 1e-12
 
 
@@ -211,6 +212,13 @@ def test_cutoffs_found_on_a_grid_beat_random_ones_and_small_clusters_do_not_pay(
     assert found < vocabulary.training_cost(()) / 4
     # a product that costs its fixed part alone is no reason for a cluster
     assert Vocabulary(shares(None, 100), 16, 8, ProductCost(1.0)).best_cutoffs() == ()
+
+
+def test_costs_that_are_measured_here_make_cutoffs() -> None:
+    cost = product_cost(16, 64, 256)
+    assert cost.each > 0
+    cutoffs = Vocabulary(shares(None, 5000), 16, 64, cost).best_cutoffs()
+    assert all(0 < a < b < 5000 for a, b in zip(cutoffs, cutoffs[1:]))
 
 
 @named

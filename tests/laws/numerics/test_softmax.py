@@ -156,7 +156,7 @@ def test_attention_by_tiles_equals_torchs_with_gradients(tile: int) -> None:
 def test_the_backward_written_by_hand_is_the_derivative_of_output_and_lse() -> None:
     q, k, v = [x[:1, :1].detach().requires_grad_() for x in heads(queries=3, keys=5)]
     mask = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
-    assert torch.autograd.gradcheck(lambda *x: tuple(tiled_attention(*x, mask, tile=2)), (q, k, v))
+    assert torch.autograd.gradcheck(lambda q, k, v: tuple(tiled_attention(q, k, v, mask, tile=2)), (q, k, v))
 
 
 def test_a_query_that_may_look_nowhere_gets_zero_and_gives_no_gradient() -> None:
