@@ -1,4 +1,4 @@
-"""What matrix products take on this machine, as the cost model of cutoffs has it: a fixed time, and one per operation."""
+"""What matrix products take on this machine, as the cost model of cutoffs has it: a fixed time, one per operation."""
 
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,6 @@
 """Output layers of few decisions: exact distributions, losses of targets alone, and a model around them."""
 
+import itertools
 import math
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_costs_that_are_measured_here_make_cutoffs() -> None:
     cost = product_cost(16, 64, 256)
     assert cost.each > 0
     cutoffs = Vocabulary(shares(None, 5000), 16, 64, cost).best_cutoffs()
-    assert all(0 < a < b < 5000 for a, b in zip(cutoffs, cutoffs[1:]))
+    assert all(0 < a < b < 5000 for a, b in itertools.pairwise(cutoffs))
 
 
 @named
