@@ -28,7 +28,8 @@ def params(
     """Show parameters by part, floating-point operations per token, and bytes of state; nothing is allocated.
 
     Operations are those of matrix products, 2 per multiply-add, attention over the full square (or, for linear
-    mechanisms, in chunks). The backward pass counts two products for each forward one.
+    mechanisms, in chunks). The backward pass counts two products for each forward one. Where an output layer spares
+    training the words that are no targets, what training needs has a line of its own.
 
     Examples:
         glassformer params gpt-4l

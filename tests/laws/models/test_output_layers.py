@@ -34,7 +34,7 @@ from glassformer.models.hierarchical_softmax import HuffmanTree
 from glassformer.models.output_layer import FactoredUnembedding, shares
 from glassformer.testing import close
 from glassformer.testing.layers import randomise, stream
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Set
 
 NAMES = [name for name, config in ARCHITECTURES.items() if config.output_layer is not None]
@@ -58,16 +58,16 @@ def layers(draw) -> tuple[FactoredUnembedding, Tensor, Tensor]:
 
 
 @given(layers())
-def test_logits_are_log_probabilities_and_their_softmax_is_themselves(drawn) -> None:
-    layer, x, _ = drawn
+def test_logits_are_log_probabilities_and_their_softmax_is_themselves(case) -> None:
+    layer, x, _ = case
     logits = layer.logits(x)
     assert logits.logsumexp(-1).abs().max() < 1e-12
     close(logits.log_softmax(-1), logits, 1e-12)
 
 
 @given(layers(), st.sampled_from([0.0, 0.1, LabelSmoothing(0.2, "others")]))
-def test_the_loss_of_targets_alone_is_the_cross_entropy_with_its_gradients(drawn, smoothing) -> None:
-    layer, x, ids = drawn
+def test_the_loss_of_targets_alone_is_the_cross_entropy_with_its_gradients(case, smoothing) -> None:
+    layer, x, ids = case
     x.requires_grad_()
     weight = torch.arange(10).view(2, 5) % 3 > 0
     found = layer.loss(x, ids, weight, smoothing)
@@ -84,8 +84,8 @@ def test_the_loss_of_targets_alone_is_the_cross_entropy_with_its_gradients(drawn
 
 
 @given(layers())
-def test_inner_logits_are_products_with_the_inner_matrix(drawn) -> None:
-    layer, x, _ = drawn
+def test_inner_logits_are_products_with_the_inner_matrix(case) -> None:
+    layer, x, _ = case
     close(layer.raw(x), x @ layer.inner.mT, 1e-12)
     assert (
         layer.raw(x).shape[-1]
@@ -247,6 +247,28 @@ def test_generation_beam_search_sampling_lens_and_losses_read_log_probabilities(
     batch = found.batch()
     log_probs = found().log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
     close(found.model.loss(batch), -log_probs[batch.weight.bool()].mean(), 1e-12)
+
+
+@pytest.mark.parametrize("layer", [HierarchicalSoftmax(), AdaptiveSoftmax(cutoffs=(3, 7))])
+def test_an_encoder_decoder_may_have_one_too(layer: OutputLayer) -> None:
+    config = ARCHITECTURES["translator_pre"].replace(output_layer=layer)
+    found = drawn("translator", config)
+    assert found().logsumexp(-1).abs().max() < 1e-12
+    batch = found.batch()
+    right = found().gather(-1, batch.targets[..., None])[..., 0]
+    close(found.model.loss(batch), -right[batch.weight.bool()].mean(), 1e-12)
+    assert type(config).from_json(config.to_json()) == config
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    for config in (HierarchicalSoftmax(), AdaptiveSoftmax(cutoffs=(20, 100))):
+        layer = randomise(config.build(500, 16), std=0.3)
+        x, ids = stream(1, 40, d_model=16).float(), torch.arange(40)[None] * 12
+        expected = layer.loss(x, ids)
+        found = layer.bfloat16().loss(x.bfloat16(), ids)
+        assert found.dtype == torch.float32
+        # inner logits are rounded to 8 bits, sums of them are not
+        close(found, expected, 0.02)
 
 
 @named
