@@ -196,6 +196,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
 }
 
 
+# those whose tokens have directions that logits are products with, before a cap: what is said of logits in terms of
+# writes holds of these
+DIRECTED: list[str] = [name for name, config in ARCHITECTURES.items() if config.output_layer is None]
+
+
 # read both ways: what holds of a next token, or of a state, does not hold of these
 ENCODERS: dict[str, ModelConfig] = {
     # an encoder alone: reads both ways, and predicts through a layer of its own
