@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassformer.attention import Attention, AttentionLayer, Latent, LinearMap, Rope, Softmax, linear
 from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 from glassformer.data import Batch
-from glassformer.models import GREEDY, Decoder, generate
+from glassformer.models import GREEDY, AdaptiveSoftmax, Decoder, HierarchicalSoftmax, generate
+from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
@@ -207,6 +208,21 @@ def training(seconds: float) -> Rows:
         )  # fmt: skip
 
 
+def outputs(seconds: float) -> Rows:
+    """A training step of the output layer alone, targets by Zipf's law: factored ones against the full softmax."""
+    width, positions = 256, 1024
+    for vocab in (10_000, 50_000, 200_000):
+        layers = {"adaptive softmax": AdaptiveSoftmax(), "hierarchical softmax": HierarchicalSoftmax()}
+        full = output_step(Unembedding(vocab, width, None, bias=False), vocab, width, positions)
+        for name, layer in layers.items():
+            # counts that fall as 1 / rank, as the targets do
+            step = output_step(layer.build(vocab, width), vocab, width, positions)
+            measured = compare(step, full, rounds=20, seconds=seconds, warmup=1)
+            aim = 5.0 if vocab == 200_000 and name == "adaptive softmax" else None
+            case = f"{vocab:,} words, {positions:,} positions of width {width}"
+            yield Row(case, name, "full softmax", measured, aim=aim, speed=True)
+
+
 def generation(seconds: float) -> Rows:
     """Greedy state-carried generation, batch 1, shape of GPT-2 small, against `transformers` generate."""
     model = gpt2()
@@ -259,7 +275,7 @@ def answering(seconds: float) -> Rows:
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
     f.__name__: f
-    for f in (sites, reading, patterns, mixing, absorbing, forward, training, generation, importing, answering)
+    for f in (sites, reading, patterns, mixing, absorbing, forward, training, outputs, generation, importing, answering)
 }
 
 
@@ -311,6 +327,26 @@ def plain_training_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
+
+    return step
+
+
+def output_step(layer: Unembedding, vocab: int, width: int, positions: int) -> Callable[[], object]:
+    """Return the loss of an output layer and the gradients of all that it reads, a batch of one row."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+    x = torch.randn(1, positions, width, generator=generator).requires_grad_()
+    share = 1 / torch.arange(1, vocab + 1, dtype=torch.float64)
+    ids = torch.multinomial(share, positions, replacement=True, generator=generator)[None]
+    wanted = [x, *layer.parameters()]
+    expected = layer.logits(x[:, :16]).log_softmax(-1).gather(-1, ids[:, :16, None])
+    check_equal(layer.log_prob(x[:, :16], ids[:, :16]), expected[..., 0])
+
+    def step() -> object:
+        with torch.enable_grad():
+            # a cluster none of whose words is a target has no gradient
+            return torch.autograd.grad(layer.loss(x, ids), wanted, allow_unused=True)
 
     return step
 

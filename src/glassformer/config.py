@@ -24,6 +24,9 @@ from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
 FORMAT_VERSION = 1
+UNSAID = (
+    "unsaid"  # metadata of a field that is left out of JSON where it is None, so that what lacks it reads as before
+)
 PLUGINS = "glassformer.mechanisms"  # entry points: a kind, and the module that registers it
 
 
@@ -45,8 +48,10 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; members of a family carry their `kind`."""
-        head = {"kind": self.kind} if self.kind else {}
-        return head | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(typing.cast(Any, self))}
+        head, fields = {"kind": self.kind} if self.kind else {}, dataclasses.fields(typing.cast(Any, self))
+        values = {f.name: getattr(self, f.name) for f in fields}
+        unsaid = [f.name for f in fields if UNSAID in f.metadata and values[f.name] is None]
+        return head | {name: _encode(value) for name, value in values.items() if name not in unsaid}
 
     @classmethod
     def from_dict(cls, data: object) -> Self:

@@ -28,7 +28,7 @@ from glassformer.handmade import induction_model
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import DIRECTED, subject
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 
@@ -103,7 +103,7 @@ def test_the_induction_head_and_its_partner_are_told_with_their_roles() -> None:
     assert roles["L0H0"]["previous_token"] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", DIRECTED)
 def test_every_architecture_can_be_explained(name: str) -> None:
     found = subject(name)
     target = None if len(found.inputs) == 1 else [1, 2, 3]

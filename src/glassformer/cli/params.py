@@ -28,7 +28,8 @@ def params(
     """Show parameters by part, floating-point operations per token, and bytes of state; nothing is allocated.
 
     Operations are those of matrix products, 2 per multiply-add, attention over the full square (or, for linear
-    mechanisms, in chunks). The backward pass counts two products for each forward one.
+    mechanisms, in chunks). The backward pass counts two products for each forward one. Where an output layer spares
+    training the words that are no targets, what training needs has a line of its own.
 
     Examples:
         glassformer params gpt-4l
@@ -72,11 +73,13 @@ def _parts(model: str, found: "Account") -> Table:
         table.add_row(name, f"{own:,}" if own else "", share, f"{flops / found.length:,.0f}" if flops else "")
     table.add_section()
     table.add_row("total", f"{found.total:,}", "", f"{found.forward / found.length:,.0f}")
+    if found.spared:
+        table.add_row("total in training", "", "", f"{(found.forward - found.spared) / found.length:,.0f}")
     return table
 
 
 def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
-    from glassformer.models.accounting import count_flops, state_bytes
+    from glassformer.models.accounting import count_flops, spared_flops, state_bytes
 
     title = f"per token, averaged over a sequence; state in {found.dtype}"
     table = Table(
@@ -88,8 +91,9 @@ def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
     for n in dict.fromkeys((*shorter, found.length)):
         flops = count_flops(config, n)
         forward, state = sum(flops.values()), state_bytes(config, n, dtype)
+        needed = forward - spared_flops(config, n)
         mixing = f"{flops.get('mixing', 0) / forward:.1%}"
-        each = (f"{n:,}", _brief(forward / n), _brief(2 * forward / n), mixing, f"{state:,}", f"{state / n:,.0f}")
+        each = (f"{n:,}", _brief(forward / n), _brief(2 * needed / n), mixing, f"{state:,}", f"{state / n:,.0f}")
         table.add_row(*each)
     return table
 

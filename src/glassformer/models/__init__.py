@@ -1,5 +1,6 @@
 """Blocks, stacks and whole models; presets, generation and accounting."""
 
+from glassformer.models.adaptive_softmax import AdaptiveSoftmax
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.convolution import Convolution
@@ -9,9 +10,11 @@ from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
+from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly
+from glassformer.models.output_layer import OutputLayer
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
@@ -22,11 +25,11 @@ from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
-    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
-    "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
-    "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig",
-    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage",
-    "ScaleOnly", "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every",
-    "generate", "hybrid", "preset", "published_block", "repeat", "require_model", "require_module",
-    "sampling_steps", "stream", "written_before",
+    "GREEDY", "PRESETS", "AdaptiveSoftmax", "Beams", "Block", "BlockConfig", "Convolution", "Decoder",
+    "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation",
+    "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned",
+    "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
+    "OutputLayer", "Readout", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Sinusoidal", "Stack", "State",
+    "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset", "published_block",
+    "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from glassformer.attention import HeadNorm, Mixer, RelativeBiasPositions, ShortC
 from glassformer.attention.linear_map import parameters_of
 from glassformer.attention.merge import MergeHeads
 from glassformer.attention.projections import Projection
+from glassformer.models.adaptive_softmax import Tail
 from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Embedding, PositionTable, Unembedding
 from glassformer.models.encoder import EncoderConfig
@@ -44,6 +45,8 @@ class Account:
         parameters: By part; a tied unembedding has none of its own.
         length: Tokens per sequence (of source and of target) that the rest is counted for.
         flops: Forward FLOPs of one sequence, by part; `mixing` is what the mechanisms do between projections.
+        spared: How many of them training does not need, whose loss asks for targets alone where an output layer makes
+            probabilities of few decisions: as many as the counts of its words let one expect.
         state_bytes: State of one sequence after `length` positions.
         state_growth: Bytes that the last position added.
         dtype: Of weights and state.
@@ -55,6 +58,7 @@ class Account:
     state_bytes: int
     state_growth: int
     dtype: str
+    spared: int = 0
 
     @property
     def total(self) -> int:
@@ -68,8 +72,8 @@ class Account:
 
     @property
     def backward(self) -> int:
-        """FLOPs of the backward pass: two products for each forward one."""
-        return 2 * self.forward
+        """FLOPs of the backward pass: two products for each forward one that training needs."""
+        return 2 * (self.forward - self.spared)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -78,6 +82,7 @@ class Account:
             "length": self.length,
             "flops_forward": self.flops | {"total": self.forward},
             "flops_backward": self.backward,
+            "flops_forward_in_training": self.forward - self.spared,
             "flops_forward_per_token": self.forward / self.length,
             "flops_backward_per_token": self.backward / self.length,
             "state_bytes": self.state_bytes,
@@ -92,7 +97,7 @@ def account(config: ModelConfig, length: int | None = None, dtype: NumberType = 
     bytes_now, bytes_before = (state_bytes(config, n, dtype, source_length=length) for n in (length, length - 1))
     return Account(
         count_parameters(config), length, count_flops(config, length), bytes_now, bytes_now - bytes_before,
-        str(kind).removeprefix("torch."),
+        str(kind).removeprefix("torch."), spared_flops(config, length),
     )  # fmt: skip
 
 
@@ -127,9 +132,19 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         found.update(dict.fromkeys(("embedding", "unembedding"), 2 * length * width * config.d_model))
     if isinstance(config, EncoderConfig) and config.readout is not None:
         found["readout"] = 2 * length * config.d_model**2
-    if not isinstance(config, EncoderConfig) or config.predicts:
+    if config.output_layer is not None:
+        found["unembedding"] += length * config.output_layer.flops(config.n_outputs, config.d_model)
+    elif not isinstance(config, EncoderConfig) or config.predicts:
         found["unembedding"] += 2 * length * width * config.n_outputs
     return _ordered(found)
+
+
+def spared_flops(config: ModelConfig, length: int) -> int:
+    """Return how many of the forward FLOPs of one sequence training does not need, see `Account`."""
+    if config.output_layer is None:
+        return 0
+    size = config.n_outputs, config.d_model
+    return round(length * (config.output_layer.flops(*size) - config.output_layer.expected_flops(*size)))
 
 
 def state_bytes(
@@ -187,6 +202,8 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(module, Embedding):
         yield "embedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "embedding", 0 if module.types is None else module.types.numel()
+    elif isinstance(module, Tail):
+        yield "unembedding", _count(module)
     elif isinstance(module, Unembedding):
         yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "biases", 0 if module.bias is None else module.bias.numel()

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.models.block import BlockConfig
-from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
+from glassformer.models.embedding import Embedding, PositionEmbedding
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
+from glassformer.models.output_layer import OutputLayer
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State, make_context
 from glassformer.trace import Tape
@@ -40,6 +41,8 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         embed_dropout: Rate on what enters the first block, in training.
         output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
             where they are. Even of equal size they count as two vocabularies.
+        output_layer: What makes logits in place of one matrix over the vocabulary (`HierarchicalSoftmax`,
+            `AdaptiveSoftmax`), with tied=False; None for the matrix.
     """
 
     vocab_size: int
@@ -58,6 +61,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     d_embed: int | None = None
     embed_dropout: float = 0.0
     output_vocab_size: int | None = None
+    output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
@@ -65,6 +69,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied)
         self.check_logits(self.logit_cap, self.unembed_scale)
+        self.check_output_layer()
         require(
             self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
         )
@@ -87,11 +92,7 @@ class Decoder(Model):
             norm=config.embed_norm, d_embed=config.d_embed, dropout=config.embed_dropout,
         )  # fmt: skip
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
-        tied = self.embed if config.tied else None
-        self.unembed = Unembedding(
-            config.n_outputs, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale,
-            config.d_embed,
-        )  # fmt: skip
+        self.unembed = config.unembedding(self.embed)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property

@@ -17,6 +17,7 @@ from glassformer.models.evaluation import drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
 from glassformer.models.smoothing import LabelSmoothing
+from glassformer.numerics.precision import wide
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -229,10 +230,20 @@ class Unembedding(VocabularyMatrix):
     def weight(self) -> Float[Tensor, "vocab d_model"]:
         return self._met(self.stored)
 
+    @property
+    def inner(self) -> Float[Tensor, "inner d_model"]:
+        """The matrix that makes the raw logits: `weight`, a row per token."""
+        return self.weight
+
+    @property
+    def at_linear(self) -> str:
+        """Site of the raw logits: that of the logits themselves, where nothing bends them."""
+        return "logits" if self.cap is None else self.at_raw
+
     def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
         logits = self.raw(x, tape)
-        if self.cap is not None:
-            logits = self.capped(site(tape, self.at_raw, logits))
+        if self.at_linear != "logits":
+            logits = self.capped(site(tape, self.at_linear, logits))
         return site(tape, "logits", logits)
 
     def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
@@ -260,8 +271,12 @@ class Unembedding(VocabularyMatrix):
         """
         return self._met(self.stored[ids])
 
+    def require_matrix(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` if tokens have no directions that their logits are products with."""
+
     def require_linear(self, analysis: str) -> None:
-        """Raise `AnalysisUnavailable` if a readout stands between the stream and the matrix."""
+        """Raise `AnalysisUnavailable` if no matrix leads from the stream to raw logits, a row per token."""
+        self.require_matrix(analysis)
         if self.readout is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: this model has a layer with a non-linearity between the stream and the unembedding "
@@ -288,15 +303,19 @@ class Unembedding(VocabularyMatrix):
         smoothing: float | LabelSmoothing = 0.0,
     ) -> Float[Tensor, ""]:
         """Return the mean cross-entropy over the positions that count, in nats (with label smoothing if asked)."""
-        logits = self.logits(x)
-        # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
-        wide = logits if logits.dtype == torch.float64 else logits.float()
         form = smoothing if isinstance(smoothing, LabelSmoothing) else LabelSmoothing(smoothing)
-        losses = form.losses(wide.flatten(0, 1), ids.flatten())
+        losses = self.losses(x.flatten(0, 1), ids.flatten(), form)
         if weight is None:
             return losses.mean()
         counted = weight.flatten().to(losses.dtype)
         return (losses * counted).sum() / counted.sum().clamp_min(1.0)
+
+    def losses(
+        self, x: Float[Tensor, "position d_model"], ids: Int[Tensor, " position"], form: LabelSmoothing
+    ) -> Float[Tensor, " position"]:
+        """Return the cross-entropy of each position, in nats."""
+        # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
+        return form.losses(wide(self.logits(x)), ids)
 
 
 def require_ids(ids: Tensor, vocab_size: int) -> Int[Tensor, "batch pos"]:

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention import Context
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.models.block import BlockConfig, check_reads_both_ways
-from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal, Unembedding
+from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.output_layer import OutputLayer
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State, make_context, with_source
 from glassformer.trace import Tape
@@ -46,6 +47,8 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             they are.
         output_vocab_size: Number of token ids that logits are of, where these are not the decoder's; None where they
             are. Even of equal size they count as two vocabularies.
+        output_layer: What makes logits in place of one matrix over the vocabulary, with tied=False, as in
+            `DecoderConfig`; None for the matrix.
     """
 
     vocab_size: int
@@ -68,12 +71,14 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     embed_dropout: float = 0.0
     source_vocab_size: int | None = None
     output_vocab_size: int | None = None
+    output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
         self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
+        self.check_output_layer()
         self.check_tied(self.tied)
         self._check_source()
         of = {"start_id": ((self.start_id or 0,), self.vocab_size), "never_ids": (self.never_ids, self.n_outputs)}
@@ -122,16 +127,13 @@ class EncoderDecoder(Model):
         sizes = (config.d_model, config.max_len, config.positions, config.embed_scale)
         rate = config.embed_dropout
         self.decoder_embed = Embedding(config.vocab_size, *sizes, "decoder.embed", norm=config.embed_norm, dropout=rate)
-        tied = self.decoder_embed if config.tied else None
         shared = self.decoder_embed if config.shared else None
         self.encoder_embed = Embedding(
             config.n_sources, *sizes, "encoder.embed", shared, config.embed_norm, dropout=rate
         )
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
-        self.unembed = Unembedding(
-            config.n_outputs, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale
-        )
+        self.unembed = config.unembedding(self.decoder_embed)
         writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
         initialise(self, config.init, writes)
 

@@ -10,7 +10,8 @@ from glassformer.attention import Attention
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
-from glassformer.models.embedding import Embedding, Unembedding
+from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
+from glassformer.models.output_layer import OutputLayer
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
 from glassformer.provenance.digest import digest
@@ -24,6 +25,7 @@ class ModelConfig(Config, family=True):
     output_vocab_size: int | None
     d_model: int
     max_len: int
+    output_layer: OutputLayer | None = None
 
     @property
     def n_outputs(self) -> int:
@@ -33,6 +35,16 @@ class ModelConfig(Config, family=True):
     def build(self, seed: int = 0) -> "Model":
         """Return a model with freshly drawn weights."""
         raise NotImplementedError
+
+    def unembedding(self, embed: VocabularyMatrix) -> Unembedding:
+        """Return what makes logits: a matrix over the vocabulary, tied to the embedding or not, or an output layer."""
+        if self.output_layer is not None:
+            return self.output_layer.build(self.n_outputs, self.d_model)
+        config: Any = self
+        return Unembedding(
+            self.n_outputs, self.d_model, embed if config.tied else None, config.unembed_bias, config.logit_cap,
+            config.unembed_scale, getattr(config, "d_embed", None),
+        )  # fmt: skip
 
     @property
     def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:
@@ -82,6 +94,26 @@ class ModelConfig(Config, family=True):
             f"output_vocab_size={self.output_vocab_size} makes the outputs a vocabulary of their own. Set tied=False, "
             "or leave output_vocab_size out if both are the same tokens.",
         )
+
+    def check_output_layer(self) -> None:
+        """Raise `ConfigError` for an output layer beside settings of the matrix that it stands in for."""
+        if (layer := self.output_layer) is None:
+            return
+        layer.check_vocabulary(self.n_outputs)
+        wrong = {
+            "tied": (False, "its vectors are of decisions, not of tokens"),
+            "unembed_bias": (False, "its logits are log-probabilities"),
+            "logit_cap": (None, "its logits are log-probabilities"),
+            "unembed_scale": (1.0, "its logits are log-probabilities"),
+            "d_embed": (None, "its vectors have widths of their own"),
+        }
+        for name, (right, why) in wrong.items():
+            found = getattr(self, name, right)
+            require(
+                found == right,
+                f"{self.kind}: {name}={found} is of an unembedding matrix, and output_layer={layer.kind} has none of a "
+                f"row per token: {why}. Set {name}={right}.",
+            )
 
     def check_logits(self, cap: float | None, scale: float) -> None:
         """Raise `ConfigError` for a cap on the logits, or a factor on them, that no model can have."""

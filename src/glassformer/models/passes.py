@@ -123,7 +123,7 @@ class Passes:
         state, model, last = self.state, self.model, self.text.shape[1]
         if state.length and any(part.outgrows(state.length, last) for part in model.output_stack.parts()):
             # from the start again, in a state made for texts of this length
-            layers = model.output_stack.begin(len(self.text), model.unembed.weight)
+            layers = model.output_stack.begin(len(self.text), model.unembed.stored)
             state = state._replace(length=0, layers=layers, start=None)
         columns = Columns(state.length, last, self.padding)
         new = self.text[:, state.length :]

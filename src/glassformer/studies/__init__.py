@@ -9,6 +9,7 @@ STUDIES = (
     "memorisation",
     "noam_and_cosine",
     "one_copying_head",
+    "output_layers",
     "path_collapse",
     "phase_change",
     "rank_collapse",

@@ -25,9 +25,11 @@ from glassformer.attention import (
 )
 from glassformer.data.batch import Batch, next_token_batch
 from glassformer.models import (
+    AdaptiveSoftmax,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
+    HierarchicalSoftmax,
     LayerNorm,
     Learned,
     MixtureOfExperts,
@@ -152,6 +154,19 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         unembed_bias=True,
         output_vocab_size=7,
     ),
+    # logits decision by decision: a tree of words, and words in a head and two clusters, in no order of frequency
+    "hierarchical": _decoder(
+        *[block(n_heads=4, **_LLAMA)] * 2,
+        final_norm=RmsNorm(),
+        tied=False,
+        output_layer=HierarchicalSoftmax((5.0, 1.0, 9.0, 2.0, 2.0, 30.0, 1.0, 4.0, 1.0, 3.0, 12.0)),
+    ),
+    "adaptive": _decoder(
+        *[block(n_heads=4, **_GPT2)] * 2,
+        positions=Learned(),
+        tied=False,
+        output_layer=AdaptiveSoftmax((5.0, 1.0, 9.0, 2.0, 2.0, 30.0, 1.0, 4.0, 1.0, 3.0, 12.0), (4, 7), 2.0),
+    ),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     # a bias by distance for scores that are not scaled, and an unembedding of its own
@@ -179,6 +194,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     # sources that are not the tokens the decoder reads, and fewer
     "translator_apart": _translator("pre", final_norm=LayerNorm(), shared=False, source_vocab_size=9),
 }
+
+
+# those whose tokens have directions that logits are products with, before a cap: what is said of logits in terms of
+# writes holds of these
+DIRECTED: list[str] = [name for name, config in ARCHITECTURES.items() if config.output_layer is None]
 
 
 # read both ways: what holds of a next token, or of a state, does not hold of these

@@ -65,7 +65,8 @@ def fold(w: HeadWeights) -> HeadWeights:
     final = Reading() if read_on else _reading(w.final_norm(), norms)
     unembed = _times(final, w.U)
     out_bias = _sum(w.bU, _through(final, w.U))
-    if w.model.config.logit_cap is None:
+    # a shift of all logits changes nothing where they are what is linear: not under a cap, nor of inner logits
+    if w.model.unembed.at_linear == "logits":
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
     # folded into whatever reads through them

@@ -42,11 +42,13 @@ def folded(model: ModelLike) -> Any:
 
     Raises:
         AnalysisUnavailable: Folded, a part would be none that a config describes: biases of a gate, matrices that are
-            stored as a product, position vectors that enter behind a norm with gains, token types behind a norm.
+            stored as a product, position vectors that enter behind a norm with gains, token types behind a norm. Or
+            there is no unembedding that could be centred: logits are those of a factored output layer.
     """
     model = require_model(model, "weights.folded")
     if not model.predicts:
         raise _unavailable("the model has no unembedding, so nothing is said that could stay the same")
+    model.unembed.require_matrix("weights.folded")
     w = fold(views(model))
     made: Any = _config(model, w).build().to(model.unembed.stored.device, model.unembed.stored.dtype).eval()
     known = made.state_dict()

@@ -55,7 +55,7 @@ class HeadWeights:
         embeddings: Token vectors as they enter each stack, a row per token that it reads; before the norm on what
             enters, where it norms them together with positions (`entry_norm`).
         tables: Position vectors added to each stack, `pos d_model`, or None.
-        U: The unembedding, `d_model vocab`.
+        U: The unembedding, `d_model vocab`; of a factored output layer what makes its inner logits.
         bU: Its bias, or None.
         norms: Gain and bias of every norm (None where folded away), by the path of its output site.
         model: The model they belong to.
@@ -501,7 +501,7 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
         norms |= _norm_views(embed.norm, dtype) if embed.positions is not None else {}
     bias = model.unembed.bias
     return HeadWeights(
-        tuple(attention), tuple(mlps), embeddings, tables, detached(model.unembed.weight).mT,
+        tuple(attention), tuple(mlps), embeddings, tables, detached(model.unembed.inner).mT,
         None if bias is None else detached(bias), norms, model,
         layers=None if layers is None else tuple(layers),
     )  # fmt: skip

@@ -142,7 +142,7 @@ def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, s
     drawn = torch.randn(2, *token.shape[1:], generator=generator, dtype=torch.float64).to(token)
     x, y = drawn * token.square().mean().sqrt()
     rows = torch.stack((a * x + b * y, x, y, torch.zeros_like(x)))
-    site = "logits" if model.unembed.cap is None else model.unembed.at_raw
+    site = model.unembed.at_linear
     edits = [*frozen_edits(clean), Set(model.embed.at_token, rows)]
     both, first, second, none = run(model, clean.ids.expand(4, -1), read=[site], edit=edits)[site].values.double()
     error = both - a * first - b * second + (a + b - 1) * none

@@ -280,6 +280,7 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     """
     w = weights.of(model, fold=True)
     w.model.require_one_vocabulary("virtual_copying")
+    w.model.unembed.require_matrix("virtual_copying")
     layers = w.of_stack()
     if not 0 <= first < second < len(layers):
         raise ShapeMismatch(f"virtual_copying: layers {first} and {second} of {len(layers)} do not follow each other.")

@@ -95,7 +95,7 @@ def bigrams(
     if text is not None:
         w.model.require_one_vocabulary("comparing the direct path with bigrams of a text")
     table = text.log_probs if isinstance(text, BigramModel) else None if text is None else text.log()
-    size = w.U.shape[-1]
+    size = w.model.config.n_outputs
     if table is not None and (table.shape[-1] != size or len(table) < size):
         raise ShapeMismatch(f"bigrams: the text's table is {tuple(table.shape)}; the vocabulary has {size} tokens.")
     share = torch.ones(len(ids)) if frequency is None else frequency

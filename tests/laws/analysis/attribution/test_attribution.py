@@ -15,10 +15,10 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
-from glassformer.testing.models import ARCHITECTURES, Subject, subject
+from glassformer.testing.models import DIRECTED, Subject, subject
 from glassformer.trace import Add, At, Scale, Set
 
-every = pytest.mark.parametrize("name", ARCHITECTURES)
+every = pytest.mark.parametrize("name", DIRECTED)
 
 
 def passed(found: Subject, *more: str) -> Run:

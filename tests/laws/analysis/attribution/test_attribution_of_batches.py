@@ -20,10 +20,10 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import DIRECTED, Subject, attention_decoders, subject
 from glassformer.trace import Set
 
-every = pytest.mark.parametrize("name", ARCHITECTURES)
+every = pytest.mark.parametrize("name", DIRECTED)
 # every row and position
 attribution_of_all = partial(direct_logit_attribution, position=None, row=None)
 sources_of_all = partial(source_effects, position=None, row=None)

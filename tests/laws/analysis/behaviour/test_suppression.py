@@ -13,10 +13,10 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, subject
+from glassformer.testing.models import DIRECTED, Subject, subject
 from glassformer.trace import At, Set
 
-every = pytest.mark.parametrize("name", ARCHITECTURES)
+every = pytest.mark.parametrize("name", DIRECTED)
 
 
 def batch_of(found: Subject) -> Batch:

@@ -24,13 +24,13 @@ from glassformer.handmade import (
 )
 from glassformer.models import Decoder
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders
+from glassformer.testing.models import ARCHITECTURES, DIRECTED, Subject, attention_decoders
 from glassformer.trace import At, Set
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # writes are added as they are, and there is no cap on logits: what attribution splits is what the metric measures
 OTHERS = ("sandwich", "behind", "post", "translator_post", "capped", "translator_linear")
-ADDED = [n for n in ARCHITECTURES if n not in OTHERS]
+ADDED = [n for n in DIRECTED if n not in OTHERS]
 
 
 @pytest.mark.parametrize("name", ADDED)

@@ -14,10 +14,10 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import DIRECTED, subject
 from glassformer.trace import Tape
 
-DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
+DECODERS = [name for name in DIRECTED if not name.startswith("translator")]
 
 
 def score(found, head: str, evaluator: str, setting: str = "repeated") -> float:

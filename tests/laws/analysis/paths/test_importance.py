@@ -16,7 +16,7 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import DIRECTED, Subject, attention_decoders, subject
 from glassformer.trace import At, Scale
 
 
@@ -31,7 +31,7 @@ def frozen(found: Importance, field: str = "losses") -> list[float]:
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["frozen", "live"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", DIRECTED)
 def test_paths_of_all_orders_are_the_full_model(name: str, live: bool) -> None:
     found = subject(name)
     done = run(found.model, *found.inputs, read=[expand_paths])

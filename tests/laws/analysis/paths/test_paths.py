@@ -18,10 +18,10 @@ from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, keep_in_mind, repeated, skip_trigram_model, virtual_head_model
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import DIRECTED, Subject, attention_decoders, subject
 from glassformer.trace import At, Scale
 
-every = pytest.mark.parametrize("name", ARCHITECTURES)
+every = pytest.mark.parametrize("name", DIRECTED)
 
 
 def passed(found: Subject, *more: str) -> Run:
