@@ -82,7 +82,7 @@ def test_gradients_at_what_heads_read_add_up_to_the_gradient_through_the_sub_lay
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), RmsNorm()], ids=["layer_norm", "rms_norm"])
-@pytest.mark.parametrize("qk_norm", QUERY_KEY_NORMS, ids=["no_norm", "shared", "own", "all"])
+@pytest.mark.parametrize("qk_norm", QUERY_KEY_NORMS, ids=str)
 def test_a_head_with_a_stream_of_its_own_is_a_layer_that_reads_it(norm: LayerNorm | RmsNorm, qk_norm: object) -> None:
     """The edited head is that of a pass on another stream, and the others are those of the usual pass."""
     layer = block(n_heads=4, n_kv_heads=2, positions=Rope(), norm=norm, bias=True, qk_norm=qk_norm)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from glassformer.analysis.behaviour._outcomes import calibration_error as calibr
 from glassformer.analysis.behaviour._score_geometry import (
     ScoreGeometry as ScoreGeometry,
     score_geometry as score_geometry,
-    score_geometry_sites as score_geometry_sites,
 )
 from glassformer.analysis.behaviour._short_circuit import (
     ShortCircuit as ShortCircuit,

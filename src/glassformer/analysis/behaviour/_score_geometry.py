@@ -79,7 +79,7 @@ class ScoreGeometry(Result):
     left_out: Mapping[str, str]
 
 
-def score_geometry_sites(model: ModelLike) -> list[str]:
+def _sites_of_scores(model: ModelLike) -> list[str]:
     """Return what `score_geometry` reads: queries, keys and scores of the heads that it is of."""
     known, _ = _measurable(model)
     paths = dict.fromkeys(head.path for head in known)
@@ -88,7 +88,7 @@ def score_geometry_sites(model: ModelLike) -> list[str]:
 
 @question(
     "Do lengths of queries and keys make scores, or the angles between them?",
-    reads=score_geometry_sites,
+    reads=_sites_of_scores,
     traits=("has_scores",),
 )
 @torch.no_grad()
@@ -117,14 +117,14 @@ def score_geometry(
         AnalysisUnavailable: No head has scores that are products of a query and a key.
     """
     run = run_for(score_geometry, run, text, target)
-    run.require(score_geometry_sites(run.model), "score_geometry")
+    run.require(_sites_of_scores(run.model), "score_geometry")
     known, left_out = _measurable(run.model)
     trained = length or run.model.trained_length or run.model.config.max_len
     labels, found = list[str](), list[_Numbers]()
     for path, of_layer in itertools.groupby(known, lambda head: head.path):
         layer = list(of_layer)
         q, k, visible = _pairs(run, path, layer[0].stack)
-        scale = getattr(_layer(run.model, path).mixer, "scale", q.shape[-1] ** -0.5)
+        scale = _layer(run.model, path).mixer.scale
         for stream, head in itertools.product(range(q.shape[1]), layer):
             labels.append(head.label if q.shape[1] == 1 else f"{head.label} stream {stream}")
             queries, keys, seen = (x[:, stream, head.head] for x in (q, k, visible))
@@ -209,7 +209,7 @@ def _pairs(
         # rows of padding see what is real
         there = torch.arange(n, device=q.device) < real.to(q.device)[:, None]
         visible = visible & there.view(len(there), *[1] * (visible.ndim - 3), n, 1)
-    q, k = q.double(), per_query_head(k, q).double()
+    q, k = layer.mixer.queries(q).double(), per_query_head(k, q).double()
     return tuple(x if x.ndim == 5 else x.unsqueeze(1) for x in (q, k, visible))  # type: ignore[return-value]
 
 
