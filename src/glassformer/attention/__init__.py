@@ -4,7 +4,7 @@ from glassformer.attention.context import Context, Mask, causal, documents, padd
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
-from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
+from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, Synthesizer, lambda_init_at
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -85,6 +85,7 @@ __all__ = [
     "Softmax",
     "SubLayerConfig",
     "SubLayerModule",
+    "Synthesizer",
     "Traits",
     "YarnScaling",
     "alibi_slopes",

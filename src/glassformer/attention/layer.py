@@ -168,12 +168,12 @@ class AttentionLayer(SubLayerModule):
         super().__init__()
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
-        self.at_inputs = {quantity: f"{path}.{quantity}" if path else quantity for quantity in self._inputs()}
         self.positions = config.positions.build(dims)
         # what a kind holds besides the contract is for those who ask which kind it is
         self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
+        self.at_inputs = {quantity: f"{path}.{quantity}" if path else quantity for quantity in self._inputs()}
         does = "add to" if self.positions.has_bias else "make" if self.positions.has_scores else ""
         require(
             not does or config.mixer.traits.has_scores,
@@ -267,7 +267,7 @@ class AttentionLayer(SubLayerModule):
     def _inputs(self) -> list[str]:
         """Return the quantities of `INPUTS` that this layer has."""
         lacking = {"gate_in"} if self.config.merge.gate is None else set[str]()
-        lacking |= set() if self.config.mixer.traits.reads_input else {"mix_in"}
+        lacking |= set() if self.mixer.traits.reads_input else {"mix_in"}
         return [quantity for quantity in INPUTS if quantity not in lacking]
 
     def _own(self, inputs: HeadInputs, context: Context, which: Which, usual: Tensor) -> Tensor:
@@ -373,8 +373,8 @@ class AttentionLayer(SubLayerModule):
         if self.merge.linear:
             del axes["z_scale"]
         # what a mixer says of itself lies between the scores (unless it places them too) and the pattern made of them
-        before = [name for name in ("query", "key", "value", "scores") if name in axes and name not in self.mixer.SITES]
-        own = {name: words for name, words in axes.items() if name not in before}
-        ordered = {name: axes[name] for name in before} | dict(self.mixer.SITES) | own
+        usual = {name: words for name, words in axes.items() if name not in self.mixer.SITES}
+        before = {name: usual.pop(name) for name in ("query", "key", "value", "scores") if name in usual}
+        ordered = before | dict(self.mixer.SITES) | usual
         lazy = (*self.LAZY, *self.mixer.LAZY)
         yield from declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy)

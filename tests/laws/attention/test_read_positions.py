@@ -28,6 +28,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
 
 SCORED = [kind for kind, cls in MixerConfig.registry.items() if cls.traits.has_scores]  # type: ignore[attr-defined]
+BILINEAR = [kind for kind, cls in MixerConfig.registry.items() if cls.traits.bilinear_scores]  # type: ignore[attr-defined]
 STORED = [kind for kind, cls in MixerConfig.registry.items() if cls.stores_keys]  # type: ignore[attr-defined]
 
 
@@ -132,7 +133,7 @@ def test_a_chunk_longer_than_the_text_gives_plain_rotation(kind: str, data, rope
         close(one[seen], other[seen])
 
 
-@pytest.mark.parametrize("kind", SCORED)
+@pytest.mark.parametrize("kind", BILINEAR)
 @given(st.data(), st.integers(2, 4), st.integers(1, 4))
 def test_scores_are_those_of_each_pair_turned_by_its_own_distance(kind: str, data, chunk: int, more: int) -> None:
     """The definition again, pair by pair, with one rotation by the distance that the paper's table says."""

@@ -4,5 +4,6 @@ from glassformer.attention.mechanisms.differential import Differential, lambda_i
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mechanisms.synthesizer import Synthesizer
 
-__all__ = ["Differential", "Lightning", "Linear", "Softmax", "lambda_init_at"]
+__all__ = ["Differential", "Lightning", "Linear", "Softmax", "Synthesizer", "lambda_init_at"]
