@@ -4,7 +4,17 @@ from glassformer.attention.context import Context, Mask, causal, documents, padd
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
-from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, Synthesizer, lambda_init_at
+from glassformer.attention.mechanisms import (
+    Differential,
+    Lightning,
+    Linear,
+    Refined,
+    RefinedWasserstein,
+    Softmax,
+    Synthesizer,
+    Wasserstein,
+    lambda_init_at,
+)
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -29,6 +39,7 @@ from glassformer.attention.positions import (
 )
 from glassformer.attention.projections import (
     Convolved,
+    Gaussian,
     HeadNorm,
     Latent,
     Projection,
@@ -53,6 +64,7 @@ __all__ = [
     "Dims",
     "DualChunk",
     "DynamicScaling",
+    "Gaussian",
     "HeadInputs",
     "HeadNorm",
     "Latent",
@@ -74,6 +86,8 @@ __all__ = [
     "ProjectionConfig",
     "QueryKeyNorm",
     "QueryKeyOnly",
+    "Refined",
+    "RefinedWasserstein",
     "RelativeBias",
     "RelativeBiasPositions",
     "Rope",
@@ -87,6 +101,7 @@ __all__ = [
     "SubLayerModule",
     "Synthesizer",
     "Traits",
+    "Wasserstein",
     "YarnScaling",
     "alibi_slopes",
     "causal",

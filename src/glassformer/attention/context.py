@@ -191,7 +191,7 @@ class Context:
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
         bias: What the layer's position encoding adds to its scores.
         read: What it does to keys that are read, those in the state included; None if they are read as written.
-        scores: What it makes of queries and keys; None for their product.
+        scores: What it makes of a score of queries and keys; None for the score itself.
         crossed: Queries and keys come from different sequences.
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
@@ -207,7 +207,7 @@ class Context:
     seed: int = 0
     bias: Tensor | None = None
     read: Callable[[Tensor], Tensor] | None = None
-    scores: Callable[[Tensor, Tensor], Tensor] | None = None
+    scores: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor] | None = None
     crossed: bool = False
     dropout: float = 0.0
     drops: bool = True

@@ -184,6 +184,12 @@ class AttentionLayer(SubLayerModule):
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
             "at_read=False.",
         )
+        require(
+            not (self.projection.turns_when_written and (self.positions.at_read or self.positions.has_scores)),
+            f'attention: projection "{config.projection.kind}" turns means when they are written, and positions '
+            f'"{config.positions.kind}" would turn all of a key again where it is read; use Rope(), or positions that '
+            "add to scores.",
+        )
         if self.projection.stores_keys and not config.cross:
             self._check_keys_made_anew()
 

@@ -1,5 +1,7 @@
 """Scores of queries and keys: their scaled products, the position bias, the mask, and softmax over what is left."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +26,22 @@ def products(
     context: Context,
 ) -> Float[Tensor, "batch *stream head query key"]:
     """Return q . k, or what the layer's positions make of queries and keys instead."""
-    return q @ k.mT if context.scores is None else context.scores(q, k)
+    return scored(product, q, k, context)
+
+
+def scored(
+    score: Callable[[Tensor, Tensor], Tensor],
+    q: Float[Tensor, "batch *stream head query d_head"],
+    k: Float[Tensor, "batch *stream head key d_head"],
+    context: Context,
+) -> Float[Tensor, "batch *stream head query key"]:
+    """Return the score of every query with every key, or of what the layer's positions make of both."""
+    return score(q, k) if context.scores is None else context.scores(score, q, k)
+
+
+def product(q: Tensor, k: Tensor) -> Tensor:
+    """Return q . k."""
+    return q @ k.mT
 
 
 def placed(

@@ -350,17 +350,16 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
     # of matrices alone: no bias, norm, clip or smear
     layer = data.draw(layers(kind, placed=st.just(NoPositions()), projected=st.just(Separate())))
     projection: Any = layer.module.projection
-    dims, streams = layer.module.dims, layer.mixer.traits.streams
-    x = stream(2, 3)
+    dims, traits, x = layer.module.dims, layer.mixer.traits, stream(2, 3)
     values = layer.read(x, "query", "key", "value")
-    for name, heads, width in (
-        ("query", dims.n_heads, dims.d_head),
-        ("key", dims.n_kv_heads, dims.d_head),
-        ("value", dims.n_kv_heads, dims.d_value),
+    for name, heads, width, streams in (
+        ("query", dims.n_heads, dims.d_head, traits.streams),
+        ("key", dims.n_kv_heads, dims.d_head, traits.streams),
+        ("value", dims.n_kv_heads, dims.d_value, traits.value_streams),
     ):
         for head in range(heads):
             flat = x @ projection.matrix(name)[head]
-            if name == "value" or streams == 1:
+            if streams == 1:
                 close(values[name][:, head], flat)
             else:
                 for s in range(streams):

@@ -3,7 +3,12 @@
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.synthesizer import Synthesizer
+from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
-__all__ = ["Differential", "Lightning", "Linear", "Softmax", "Synthesizer", "lambda_init_at"]
+__all__ = [
+    "Differential", "Lightning", "Linear", "Refined", "RefinedWasserstein", "Softmax", "Synthesizer", "Wasserstein",
+    "lambda_init_at",
+]  # fmt: skip

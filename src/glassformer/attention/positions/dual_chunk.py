@@ -12,6 +12,7 @@ they are. Keys are written once, turned by their place in their chunk; queries m
 Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", section 3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -71,6 +72,7 @@ class DualChunkPositions(Positions):
 
     def scores(
         self,
+        score: Callable[[Tensor, Tensor], Tensor],
         q: Float[Tensor, "batch *stream head query d_head"],
         k: Float[Tensor, "batch *stream head key d_head"],
         context: Context,
@@ -83,7 +85,7 @@ class DualChunkPositions(Positions):
         queries, keys = context.positions, context.key_positions[:, -k.shape[-2] :]
         within = queries % size
         own, before, earlier = (
-            self.rope.placed_at(q, places) @ k.mT
+            score(self.rope.placed_at(q, places), k)
             for places in (within, (within + size).clamp_max(last), torch.full_like(within, last))
         )
         chunks = (queries // size)[:, :, None] - (keys // size)[:, None, :]

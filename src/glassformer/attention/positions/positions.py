@@ -4,12 +4,13 @@ Each kind fills any of four methods; the default of each leaves things as they a
 
     inputs   added to what queries and keys read (query-key-only positions)
     rotate   applied to queries and keys (rotary positions), when keys are written or, `at_read`, whenever they are read
-    scores   in place of the product of queries and keys (dual chunks)
+    scores   which queries and keys a score is of (dual chunks)
     bias     added to the scores (ALiBi, relative position bias)
 
 Positions added to the residual stream are part of the model, not of attention: see `models.embedding`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -88,11 +89,12 @@ class Positions(nn.Module):
 
     def scores(
         self,
+        score: Callable[[Tensor, Tensor], Tensor],
         q: Float[Tensor, "batch *stream head query d_head"],
         k: Float[Tensor, "batch *stream head key d_head"],
         context: Context,
     ) -> Float[Tensor, "batch *stream head query key"]:
-        """Return what stands for q . k, of queries and keys as `rotate` leaves them."""
+        """Return what stands for `score(q, k)`, of queries and keys as `rotate` leaves them."""
         raise AssertionError("has_scores says whether this is defined")
 
     def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:

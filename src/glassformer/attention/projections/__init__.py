@@ -1,6 +1,7 @@
 """One file per kind of projection: equation, config, module. Importing this package registers them all."""
 
 from glassformer.attention.projections.convolved import Convolved, ConvolvedProjection, ConvolvedState, ShortConvolution
+from glassformer.attention.projections.gaussian import Gaussian, GaussianProjection
 from glassformer.attention.projections.latent import Latent, LatentProjection, LatentState
 from glassformer.attention.projections.projection import Own, Projected, Projection, ProjectionConfig, Which
 from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
@@ -8,8 +9,8 @@ from glassformer.attention.projections.separate import Separate, SeparateProject
 from glassformer.attention.projections.smear import Smear, Smeared, SmearedProjection, SmearedState
 
 __all__ = [
-    "Convolved", "ConvolvedProjection", "ConvolvedState", "HeadNorm", "Latent", "LatentProjection",
-    "LatentState", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
+    "Convolved", "ConvolvedProjection", "ConvolvedState", "Gaussian", "GaussianProjection", "HeadNorm", "Latent",
+    "LatentProjection", "LatentState", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
     "SourceProjection", "SourceState", "Which",
 ]  # fmt: skip

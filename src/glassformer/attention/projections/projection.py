@@ -55,6 +55,8 @@ class Projection(nn.Module):
     values_by_position: bool = True
     # whether keys and values of all positions are made of what it keeps, so that the mechanism keeps none
     stores_keys: bool = False
+    # whether only some of what makes a query or key turns with its position, which it sees to when they are written
+    turns_when_written: bool = False
 
     def forward(
         self,
