@@ -213,7 +213,9 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients(kind:
 @given(st.data())
 def test_gradients_equal_finite_differences(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    x = stream(1, 3).requires_grad_()
+    x, projection = stream(1, 3).requires_grad_(), layer.module.projection
+    # a difference across the corner where a coordinate is cut off is the slope of neither side
+    assume(projection.clip is None or ((projection.qkv(x).abs() - projection.clip).abs() > 1e-5).all())
     assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
 
 

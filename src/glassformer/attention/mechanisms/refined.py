@@ -192,13 +192,16 @@ class _OnWeightsMixer(Mixer):
     ) -> tuple[Tensor, Tensor]:
         """Return the pattern of the new positions, and rows of all positions as later queries meet them."""
         where = places(context, k.shape[-2], self.dims)
+        # in float32 at least: scores of scores multiply what was rounded off
+        dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k = q.to(wide), k.to(wide)
         first = site(tape, self.at.first_scores, self.first_scores(q, k, context))
         features = self.features(first, context, tape)
         own, new = self.mapped(features, where)
         rows, kept = (new, new) if earlier is None else append(earlier, new.to(earlier.dtype))
         scores = hidden(self.second_scores(features, own, rows.to(own.dtype), where, context), context)
         pattern = self._softmax(site(tape, self.at.scores, scores), context, tape, self.at.scores)
-        return self.patterns(pattern).to(q.dtype), kept
+        return self.patterns(pattern).to(dtype), kept
 
     def _softmax(self, scores: Tensor, context: Context, tape: Tape | None, name: str) -> Tensor:
         return masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, name))
@@ -232,7 +235,8 @@ class RefinedMixer(_OnWeightsMixer, config=Refined):
 
     def mapped(self, features: Tensor, where: Places) -> tuple[Tensor, Tensor]:
         to_later = self.key if self.value is None else torch.cat((self.key, self.value), -1)
-        return features @ rows_at(self.query, where.key), features @ rows_at(to_later, where.key)
+        query, later = (rows_at(matrix, where.key).to(features.dtype) for matrix in (self.query, to_later))
+        return features @ query, features @ later
 
     def second_scores(self, features: Tensor, own: Tensor, rows: Tensor, where: Places, context: Context) -> Tensor:
         rank = own.shape[-1]
@@ -255,7 +259,6 @@ class RefinedWassersteinMixer(_OnWeightsMixer, config=RefinedWasserstein):
         return distance_scores(q, k, self.dims.d_head, context)
 
     def mapped(self, features: Tensor, where: Places) -> tuple[Tensor, Tensor]:
-        # distances are in float32 at least, and so are the weights that they make
         matrices = (rows_at(matrix, where.key).to(features.dtype) for matrix in (self.mean, self.covariance))
         mean, covariance = (features @ matrix for matrix in matrices)
         rows = points(torch.stack((mean, F.elu(covariance) + 1), 1))
