@@ -101,13 +101,13 @@ class Attention(SubLayerConfig, kind="attention"):
         return [
             sentence(
                 "{field}={ours}, as published {theirs}",
-                field=f"{slot}.{field.name}",
+                field=f"{slot}.{name}",
                 ours=_shown(ours),
                 theirs=_shown(theirs),
             )
             for slot, published in self.mixer.as_published(layer).items()
-            for field in fields(published)
-            if (ours := getattr(getattr(self, slot), field.name, None)) != (theirs := getattr(published, field.name))
+            for name in ("kind", *(field.name for field in fields(published)))
+            if (ours := getattr(getattr(self, slot), name, None)) != (theirs := getattr(published, name))
         ]
 
     def dims(self, d_model: int, max_len: int, layer: int = 0) -> Dims:

@@ -1,6 +1,6 @@
 """Attention on attention weights: what the refinements equal, and against plain loops."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,9 +18,10 @@ from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
+KINDS: list[tuple[Literal["simple", "value_weighted"], int | None]] = [("simple", None), ("value_weighted", 2)]
 SETTINGS: list[Any] = [
     Refined(by=by, additive=additive, use_logits=use_logits, rank=rank)
-    for by, rank in (("simple", None), ("value_weighted", 2))
+    for by, rank in KINDS
     for additive in (False, True)
     for use_logits in (False, True)
 ]
@@ -64,7 +65,8 @@ def test_it_is_a_plain_loop_over_rows(seed: int, mixer: Any) -> None:
         for i in range(n):
             alike = torch.stack([mapped(i, query) @ mapped(k, key) for k in range(i + 1)]) / query.shape[-1] ** 0.5
             if mixer.weighs_values:
-                alike = sum(w * mapped(k, value)[: i + 1] for k, w in enumerate(alike.softmax(0)))
+                seen = torch.stack([mapped(k, value)[: i + 1] for k in range(i + 1)])
+                alike = alike.softmax(0) @ seen
             scores = alike + rows[i] if mixer.additive else alike
             close(found["scores"][0, head, i, : i + 1], scores)
             close(found["pattern"][0, head, i, : i + 1], scores.softmax(0))

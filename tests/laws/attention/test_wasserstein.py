@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import glassformer as gf
+from glassformer import analysis
 from glassformer.attention import Attention, Convolved, Gaussian, NoPositions, Rope, Softmax, Wasserstein
 from glassformer.attention.mechanisms.wasserstein import distance_scores, points, squared_distances
 from glassformer.errors import ConfigError
+from glassformer.models import DecoderConfig, Mlp, block, published_block
 from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
@@ -180,3 +183,22 @@ def test_what_does_not_fit_is_refused() -> None:
     # a projection that makes plain vectors may be had, at one's own risk; covariances below zero count as zero
     x = stream(1, 4)
     assert built(projection=Convolved())(x).isfinite().all()
+
+
+def test_what_heads_write_with_both_values_adds_up_to_the_logit() -> None:
+    layers = tuple(published_block(Wasserstein(), i, n_heads=2, positions=Rope(), mlp=Mlp(8)) for i in range(2))
+    model = randomise(DecoderConfig(11, 12, layers, max_len=8).build().double().eval(), std=0.3)
+    run = gf.run(model, torch.tensor([[1, 2, 3, 4]]), read=[analysis.attribution.direct_logit_attribution])
+    found = analysis.attribution.direct_logit_attribution(run, answer=3)
+    assert run.logits is not None
+    close(found.contributions.values.sum(), run.logits[0, -1, 3])
+
+
+def test_a_block_takes_a_projection_or_what_one_would_say() -> None:
+    mixer = Wasserstein()
+    assert block(mixer, n_heads=2, projection=Gaussian()) == published_block(mixer, n_heads=2)
+    bare, whole = block(mixer, n_heads=2).parts[0], published_block(mixer, n_heads=2).parts[0]
+    assert isinstance(bare, Attention) and isinstance(whole, Attention) and whole.projection == Gaussian()
+    assert bare.departures(0) == ["projection.kind='separate', as published 'gaussian'"] and whole.departures(0) == []
+    with pytest.raises(ConfigError, match="says by itself whether it has norms"):
+        block(mixer, n_heads=2, projection=Gaussian(), qk_norm=True)
