@@ -101,13 +101,13 @@ class Attention(SubLayerConfig, kind="attention"):
         return [
             sentence(
                 "{field}={ours}, as published {theirs}",
-                field=f"{slot}.{field.name}",
+                field=f"{slot}.{name}",
                 ours=_shown(ours),
                 theirs=_shown(theirs),
             )
             for slot, published in self.mixer.as_published(layer).items()
-            for field in fields(published)
-            if (ours := getattr(getattr(self, slot), field.name, None)) != (theirs := getattr(published, field.name))
+            for name in ("kind", *(field.name for field in fields(published)))
+            if (ours := getattr(getattr(self, slot), name, None)) != (theirs := getattr(published, name))
         ]
 
     def dims(self, d_model: int, max_len: int, layer: int = 0) -> Dims:
@@ -169,12 +169,12 @@ class AttentionLayer(SubLayerModule):
         super().__init__()
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
-        self.at_inputs = {quantity: f"{path}.{quantity}" if path else quantity for quantity in self._inputs()}
         self.positions = config.positions.build(dims)
         # what a kind holds besides the contract is for those who ask which kind it is
         self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
+        self.at_inputs = {quantity: f"{path}.{quantity}" if path else quantity for quantity in self._inputs()}
         does = "add to" if self.positions.has_bias else "make" if self.positions.has_scores else ""
         require(
             not does or config.mixer.traits.has_scores,
@@ -184,6 +184,12 @@ class AttentionLayer(SubLayerModule):
             config.mixer.stores_keys or not self.positions.at_read,
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
             "at_read=False.",
+        )
+        require(
+            not (self.projection.turns_when_written and (self.positions.at_read or self.positions.has_scores)),
+            f'attention: projection "{config.projection.kind}" turns means when they are written, and positions '
+            f'"{config.positions.kind}" would turn all of a key again where it is read; use Rope(), or positions that '
+            "add to scores.",
         )
         if self.projection.stores_keys and not config.cross:
             self._check_keys_made_anew()
@@ -281,7 +287,7 @@ class AttentionLayer(SubLayerModule):
     def _inputs(self) -> list[str]:
         """Return the quantities of `INPUTS` that this layer has."""
         lacking = {"gate_in"} if self.config.merge.gate is None else set[str]()
-        lacking |= set() if self.config.mixer.traits.reads_input else {"mix_in"}
+        lacking |= set() if self.mixer.traits.reads_input else {"mix_in"}
         return [quantity for quantity in INPUTS if quantity not in lacking]
 
     def _own(self, inputs: HeadInputs, context: Context, which: Which, usual: Tensor) -> Tensor:
@@ -387,8 +393,8 @@ class AttentionLayer(SubLayerModule):
         if self.merge.linear:
             del axes["z_scale"]
         # what a mixer says of itself lies between the scores (unless it places them too) and the pattern made of them
-        before = [name for name in ("query", "key", "value", "scores") if name in axes and name not in self.mixer.SITES]
-        own = {name: words for name, words in axes.items() if name not in before}
-        ordered = {name: axes[name] for name in before} | dict(self.mixer.SITES) | own
+        usual = {name: words for name, words in axes.items() if name not in self.mixer.SITES}
+        before = {name: usual.pop(name) for name in ("query", "key", "value", "scores") if name in usual}
+        ordered = before | dict(self.mixer.SITES) | usual
         lazy = (*self.LAZY, *self.mixer.LAZY)
         yield from declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy)

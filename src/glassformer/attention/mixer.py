@@ -259,7 +259,17 @@ class Mixer(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z by way of the pattern, which passes its site."""
-        pattern = self.pattern(q, per_query_head(k, q), x, context, tape)
+        return self.weighed(self.pattern(q, per_query_head(k, q), x, context, tape), v, q, context, tape)
+
+    def weighed(
+        self,
+        pattern: Float[Tensor, "batch *value_stream head query key"],
+        v: Tensor,
+        q: Tensor,
+        context: Context,
+        tape: Tape | None,
+    ) -> Float[Tensor, "batch head pos d_z"]:
+        """Return z of a pattern that is yet to pass its site, and of grouped values."""
         pattern = site(tape, self.at.pattern, pattern)
         pattern = F.dropout(pattern, context.dropout) if context.dropout > 0 else pattern
         return self.merged(pattern @ per_query_head(v, q))

@@ -56,6 +56,7 @@ def block(
     qk_norm: QueryKeyNorm | bool = False,
     clip: float | None = None,
     smeared: bool = False,
+    projection: ProjectionConfig | None = None,
     merge: Merge | None = None,
     norm: NormConfig | None = None,
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
@@ -66,10 +67,17 @@ def block(
 ) -> BlockConfig:
     """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
 
-    `dropout` is on what each sub-layer writes, `attn_dropout` on the weights of each pattern; an MLP has its own.
+    `dropout` is on what each sub-layer writes, `attn_dropout` on the weights of each pattern; an MLP has its own. A
+    `projection` says by itself what it has of biases, norms and clipping.
     """
+    require(
+        projection is None or not (qk_norm or clip is not None or smeared),
+        "block: a projection says by itself whether it has norms, clips or smears; give it alone, or without it "
+        "qk_norm, clip and smeared.",
+    )
     separate = Separate(bias=bias, qk_norm=qk_norm, clip=clip)
-    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm, clip=clip) if smeared else separate
+    if projection is None:
+        projection = Smeared(bias=bias, qk_norm=qk_norm, clip=clip) if smeared else separate
     merge = merge or Merge(bias=bias)
     attention = Attention(
         n_heads=n_heads,

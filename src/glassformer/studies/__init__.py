@@ -2,6 +2,7 @@
 
 # modules that hold a `STUDY` for the engine
 STUDIES = (
+    "attention_on_attention",
     "differential_needles",
     "gpt3_accounting",
     "induction_by_mechanism",
@@ -14,6 +15,7 @@ STUDIES = (
     "phase_change",
     "rank_collapse",
     "scaled_scores",
+    "synthesizer",
     "two_layers_for_induction",
     "why_projections",
 )

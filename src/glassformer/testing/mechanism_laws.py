@@ -204,7 +204,7 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients(kind:
         out = layer(x, causal_context(x, start=start), tape=tape)
         assert (tape.values["z"][0, :, :2] == 0).all()
         if names:
-            assert (tape.values["pattern"][0, :, :2] == 0).all()
+            assert (tape.values["pattern"][0, ..., :2, :] == 0).all()
         gradients = torch.autograd.grad(out.square().sum(), [x, *layer.module.parameters()], allow_unused=True)
         assert all(g.isfinite().all() for g in gradients if g is not None)
 
@@ -213,7 +213,9 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients(kind:
 @given(st.data())
 def test_gradients_equal_finite_differences(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    x = stream(1, 3).requires_grad_()
+    x, projection = stream(1, 3).requires_grad_(), layer.module.projection
+    # a difference across the corner where a coordinate is cut off is the slope of neither side
+    assume(projection.clip is None or ((projection.qkv(x).abs() - projection.clip).abs() > 1e-5).all())
     assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
 
 
@@ -395,17 +397,16 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
     # of matrices alone: no bias, norm, clip or smear
     layer = data.draw(layers(kind, placed=st.just(NoPositions()), projected=st.just(Separate())))
     projection: Any = layer.module.projection
-    dims, streams = layer.module.dims, layer.mixer.traits.streams
-    x = stream(2, 3)
+    dims, traits, x = layer.module.dims, layer.mixer.traits, stream(2, 3)
     values = layer.read(x, "query", "key", "value")
-    for name, heads, width in (
-        ("query", dims.n_heads, dims.d_head),
-        ("key", dims.n_kv_heads, dims.d_head),
-        ("value", dims.n_kv_heads, dims.d_value),
+    for name, heads, width, streams in (
+        ("query", dims.n_heads, dims.d_head, traits.streams),
+        ("key", dims.n_kv_heads, dims.d_head, traits.streams),
+        ("value", dims.n_kv_heads, dims.d_value, traits.value_streams),
     ):
         for head in range(heads):
             flat = x @ projection.matrix(name)[head]
-            if name == "value" or streams == 1:
+            if streams == 1:
                 close(values[name][:, head], flat)
             else:
                 for s in range(streams):
@@ -507,7 +508,7 @@ def test_a_pattern_with_state_is_rows_of_the_whole_pattern_or_no_pattern(kind: s
         assert layer.config.mixer.kind is not None and layer.config.mixer.kind in str(error)
         return
     rows = tape.values["pattern"]
-    whole = layer.read(x, "pattern")["pattern"][:, :, 3:]
+    whole = layer.read(x, "pattern")["pattern"][..., 3:, :]
     # a rolling state holds fewer keys: those it dropped had weight zero
     dropped = whole.shape[-1] - rows.shape[-1]
     close(rows, whole[..., dropped:])

@@ -19,6 +19,7 @@ from glassformer.data import (
     Recall,
     Repeat,
     Reverse,
+    Sessions,
     SkipTrigram,
     TextConfig,
     ZhEnConfig,
@@ -38,7 +39,7 @@ TASKS = [
     SkipTrigram(batch_size=32, length=16),
 ]
 NAMES = [f"{config.kind}-{i}" for i, config in enumerate(TASKS)]
-IDS = [*NAMES, "markov", "dirichlet-markov", "zh-en"]
+IDS = [*NAMES, "markov", "dirichlet-markov", "sessions", "zh-en"]
 
 
 def answers(config, split="train", steps=4):
@@ -93,7 +94,7 @@ def test_the_answer_key_is_what_the_row_determines(config, split):
         assert solve(config, before) == answer
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), ZhEnConfig(batch_size=8)], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), Sessions(), ZhEnConfig(batch_size=8)], ids=IDS)
 def test_batches_are_a_pure_function_of_the_step(config):
     one, two = config.build(), config.build()
     first = [one.batch(step).tensors() for step in range(4)]
@@ -106,7 +107,7 @@ def test_batches_are_a_pure_function_of_the_step(config):
     assert not torch.equal(one.batch(0).targets, config.replace(seed=5).build().batch(0).targets)
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), ZhEnConfig()], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), Sessions(), ZhEnConfig()], ids=IDS)
 def test_batches_fit_their_config(config):
     data = config.build()
     batch = data.batch(0)
@@ -124,6 +125,7 @@ CONFIGS = [
     *TASKS,
     Markov(),
     DirichletMarkov(),
+    Sessions(),
     ZhEnConfig(),
     TextConfig(),
     MixtureConfig(parts=(TextConfig(), Repeat()), shares=(0.5, 0.5)),

@@ -73,10 +73,10 @@ class Directions:
         """Return the dot product with a vector that is the same everywhere."""
         return self.spread(self.distinct @ vector.detach()) * self.factor
 
-    def through(self, merge: MergeHeads) -> Float[Tensor, "rows places head d_value"]:
+    def through(self, merge: MergeHeads) -> Float[Tensor, "rows places head d_z"]:
         """Return the direction of each head's mixed values that its output matrix turns into this one, factors out."""
         # the weight as it is stored: its view by heads would be copied
-        heads = (self.distinct @ merge.output.weight.detach()).unflatten(-1, (merge.dims.n_heads, merge.dims.d_value))
+        heads = (self.distinct @ merge.output.weight.detach()).unflatten(-1, (merge.dims.n_heads, merge.dims.d_z))
         return self.spread(heads)
 
     def before(self, norm: Norm, run: Run, at: Places) -> "Directions":

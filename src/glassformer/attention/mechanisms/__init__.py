@@ -7,18 +7,13 @@ from glassformer.attention.mechanisms.differential import Differential, lambda_i
 from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sum_normalised import SumNormalised
+from glassformer.attention.mechanisms.synthesizer import Synthesizer
+from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "Additive",
-    "Concat",
-    "ConcatLinear",
-    "Differential",
-    "General",
-    "Lightning",
-    "Linear",
-    "Softmax",
-    "SumNormalised",
-    "lambda_init_at",
-]
+    "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
+    "RefinedWasserstein", "Softmax", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+]  # fmt: skip

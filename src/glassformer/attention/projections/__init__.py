@@ -1,6 +1,7 @@
 """One file per kind of projection: equation, config, module. Importing this package registers them all."""
 
 from glassformer.attention.projections.convolved import Convolved, ConvolvedProjection, ConvolvedState, ShortConvolution
+from glassformer.attention.projections.gaussian import Gaussian, GaussianProjection
 from glassformer.attention.projections.latent import Latent, LatentProjection, LatentState
 from glassformer.attention.projections.projection import (
     Departure,
@@ -17,8 +18,9 @@ from glassformer.attention.projections.smear import Smear, Smeared, SmearedProje
 from glassformer.attention.projections.tied import Tied
 
 __all__ = [
-    "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "HeadNorm", "Latent", "LatentProjection",
-    "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection", "ProjectionConfig", "QueryKeyNorm", "Separate",
+    "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "Gaussian", "GaussianProjection", "HeadNorm",
+    "Latent", "LatentProjection", "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection",
+    "ProjectionConfig", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
     "SourceProjection", "SourceState", "Tied", "Which",
 ]  # fmt: skip

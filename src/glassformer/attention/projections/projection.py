@@ -94,6 +94,8 @@ class Projection(nn.Module):
     keeps_turned: bool = False
     # whether norms lie between its matrices, so that what those come to is divided by `scales`
     norms_within: bool = False
+    # whether only some of what makes a query or key turns with its position, which it sees to when they are written
+    turns_when_written: bool = False
 
     def forward(
         self,

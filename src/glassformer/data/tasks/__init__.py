@@ -5,6 +5,7 @@ from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predict
 from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, ModularSum, Needle, Recall, Reverse
 from glassformer.data.tasks.repeats import Induction, Repeat
 from glassformer.data.tasks.senses import Phrase, Senses, phrases
+from glassformer.data.tasks.sessions import Sessions
 from glassformer.data.tasks.unseen_words import UnseenWords
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Repeat",
     "Reverse",
     "Senses",
+    "Sessions",
     "SkipTrigram",
     "UnseenWords",
     "dirichlet_predictive",

@@ -1,0 +1,83 @@
+"""Gaussians in place of vectors: of each query, key and value a mean and a diagonal covariance.
+
+    mean = x W_m,   covariance = elu(x W_c) + 1 > 0          of each of the three
+
+Both are made of the whole stream. Where the first half of it holds means and the second covariances, and W_m and W_c
+are blocks that read a half each, this is the paper's layer with its two streams exactly; its output matrix is then two
+blocks as well. Rotary positions turn means alone: a distance of means then depends on how far apart they are, and a
+variance has no direction to turn.
+
+Source: Fan et al. 2022, "Sequential Recommendation via Stochastic Self-Attention", section 4.2.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.attention.context import Context
+from glassformer.attention.mixer import Dims, Traits
+from glassformer.attention.positions import Positions
+from glassformer.attention.projections.projection import READ_SCORES, TAKE_VALUES, Departure, Of, Own, Projected
+from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.config import require
+
+
+@dataclass(frozen=True)
+class Gaussian(Separate, kind="gaussian"):
+    """One linear map for each mean and each covariance; for self-attention with two streams of each."""
+
+    crosses: ClassVar[bool] = False
+
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "GaussianProjection":
+        require(
+            traits.streams == traits.value_streams == 2,
+            'projection "gaussian" makes a mean and a covariance of each query, key and value, for mechanisms of two '
+            f"streams and two values; found {traits.streams} and {traits.value_streams}.",
+        )
+        return GaussianProjection(self, dims, traits)
+
+
+class GaussianProjection(SeparateProjection):
+    turns_when_written = True
+
+    def forward(
+        self,
+        x_q: Tensor,
+        x_k: Tensor,
+        x_v: Tensor,
+        positions: Positions,
+        context: Context,
+        kept: Any = None,
+        own: Own | None = None,
+    ) -> tuple[Projected, Any]:
+        (q, k, v), _ = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, own=own)
+        means = positions.written(q[:, 0], k[:, 0], context)
+        q, k = (torch.stack((mean, heads[:, 1]), 1) for mean, heads in zip(means, (q, k)))
+        return (q, k, v), kept
+
+    def before_rotation(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Int[Tensor, "b pos"],
+        kept: Any = None,
+        own: Own | None = None,
+    ) -> tuple[Projected, Any]:
+        (q, k, v), kept = super().before_rotation(q, k, v, positions, kept, own)
+        return (_positive(q), _positive(k), _positive(v)), kept
+
+    def departs(self, of: Of) -> Departure:
+        how = "makes covariances by ELU + 1"
+        if of == "values":
+            return Departure(how, "no matrix says what a head moves", TAKE_VALUES)
+        return Departure(how, "its scores are not bilinear", READ_SCORES)
+
+
+def _positive(heads: Float[Tensor, "batch 2 head pos d"]) -> Float[Tensor, "batch 2 head pos d"]:
+    """Return means as they are and covariances above zero."""
+    return torch.stack((heads[:, 0], F.elu(heads[:, 1]) + 1), 1)
