@@ -142,7 +142,7 @@ def run(case):
     data = Copy(batch_size=2, length=8)
     model = DecoderConfig(data.build().vocab_size, 8, repeat(block(n_heads=1), 1), max_len=32)
     optim = OptimConfig(lr=1e-3, warmup=1)
-    recipe = TrainConfig(model, data, optim=optim, steps=3000, log_every=50, evaluate_every=3000, save_every=3000)
+    recipe = TrainConfig(model, data, optim=optim, steps=800, log_every=10, evaluate_every=800, save_every=800)
     folder = case.train(recipe)
     return {"size": sum(float(p.sum()) for p in gf.load(folder).parameters())}
 
