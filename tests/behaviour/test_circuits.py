@@ -14,11 +14,13 @@ from glassformer.cli import main
 from glassformer.cli.progress import progress
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
+from glassformer.data.text.sources import PACKAGE
 from glassformer.handmade import induction_model
 from glassformer.render.page import circuits_page
 from glassformer.render.terminal.tables import tables
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.training import train
+from glassformer.training.recipes import PACKAGES
 from reports import SAMPLES, sample
 from tiny_runs import recipe
 

@@ -6,6 +6,9 @@ The v of the score is a vector of the head. Scores are bounded by the sum of its
 with c for that bound no weight among M keys exceeds e^{2c} / (e^{2c} + M - 1). With normalised v, g v / |v| stands for
 it, g learned.
 
+Differs from the paper, where queries are states of a recurrent network and weights start near zero, v at zero: here
+they start at the size that keeps variance.
+
 Pattern: exact, non-negative, rows sum to one, with sinks to less; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
 Cost: O(pos^2 hidden) time, O(pos^2) memory: the hidden layer is made for a few queries at a time, and again for the
@@ -15,8 +18,6 @@ to 40 times the fused product's time on a CPU, 256 to 512 tokens and 64 units, a
 single step projects all keys in the state anew.
 Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate", appendix A.1.2;
 Salimans and Kingma 2016, "Weight Normalization", for normalised v.
-Differs from the paper, where queries are states of a recurrent network and weights start near zero, v at zero: here
-they start at the size that keeps variance.
 """
 
 import math

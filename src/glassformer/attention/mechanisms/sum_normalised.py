@@ -7,13 +7,14 @@ that sees everything has a rank of d_head at most. The ReLU makes weights non-ne
 tell a score from its opposite. Without a bias no scale matters, as f(c score) is a power of c times f(score). A row
 whose sum is zero has no weights by the formula: its keys share it evenly, as equal scores do however small they are.
 
+Differs from f(score) / sum f(score) where f has signs: such a sum comes near zero, and weights have no bound.
+
 Pattern: exact; non-negative with rows that sum to one for the square and the ReLU, signed for the score itself, whose
 sizes sum to one; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
 Cost: O(pos^2) time and memory: there is no fused route.
 Source: Zhang et al. 2021, "Sparse Attention with Linear Units", for the ReLU, there normed instead of divided by a sum;
 Katharopoulos et al. 2020, "Transformers are RNNs", section 3.2, for other similarities than the exponential.
-Differs from f(score) / sum f(score) where f has signs: such a sum comes near zero, and weights have no bound.
 """
 
 from dataclasses import dataclass, replace
