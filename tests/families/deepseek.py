@@ -31,7 +31,8 @@ def _v2(**changes: Any) -> tuple[Any, Any]:
 def _v3(**changes: Any) -> tuple[Any, Any]:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    return DeepseekV3ForCausalLM, DeepseekV3Config(**(_SIZES | {"n_group": 3, "topk_group": 2} | changes))
+    sizes: dict[str, Any] = _SIZES | {"n_group": 3, "topk_group": 2} | changes
+    return DeepseekV3ForCausalLM, DeepseekV3Config(**sizes)
 
 
 @case("DeepSeek V2")

@@ -1,6 +1,7 @@
 """Identities of additive attention and of concat, which is additive attention by another name."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from glassformer.attention import Additive, Attention, Concat, ConcatLinear, MixerConfig
+from glassformer.attention import Additive, Attention, Concat, ConcatLinear, Context, MixerConfig
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
@@ -21,7 +22,7 @@ def layer(mixer: MixerConfig, seed: int = 0, n_kv_heads: int = 1) -> Layer:
     return Layer(randomise(config.build(D_MODEL, 64, 0, "").double().eval(), seed))
 
 
-def bidirectional(x: Tensor) -> object:
+def bidirectional(x: Tensor) -> Context:
     return make_context(x.shape[0], x.shape[1], x.device, is_causal=False)
 
 
@@ -100,7 +101,7 @@ def test_the_length_of_a_normalised_vector_does_not_matter() -> None:
     with torch.no_grad():
         attention.mixer.read *= 7
     close(attention(x), before)
-    fresh = Additive(normalised=True).build(attention.module.dims, "")
+    fresh: Any = Additive(normalised=True).build(attention.module.dims, "")
     assert torch.allclose(fresh.gain, torch.full((2,), 0.5))
 
 

@@ -1,6 +1,7 @@
 """Identities of temperatures: by head, by the number of keys a query sees, by how uncertain it is."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from glassformer.attention import (
     window,
 )
 from glassformer.errors import AnalysisUnavailable, ConfigError
-from glassformer.models import DecoderConfig, Mlp, block, repeat
+from glassformer.models import Decoder, DecoderConfig, Mlp, block, repeat
 from glassformer.models.embedding import Learned
 from glassformer.models.norms import NoNorm
 from glassformer.models.stack import make_context, with_source
@@ -162,7 +163,7 @@ def test_rows_stay_as_uncertain_as_keys_grow_in_number() -> None:
 def test_a_learned_temperature_multiplies_scores_by_head_and_starts_where_asked(kind: type[MixerConfig]) -> None:
     x, attention = stream(2, 5), layer(kind(temperature=LearnedTemperature(2.0)))  # type: ignore[call-arg]
     plain = like(attention, kind())  # type: ignore[call-arg]
-    fresh = kind(temperature=LearnedTemperature(2.0)).build(attention.module.dims, "")  # type: ignore[call-arg]
+    fresh: Any = kind(temperature=LearnedTemperature(2.0)).build(attention.module.dims, "")  # type: ignore[call-arg]
     assert torch.allclose(fresh.temperature.log_factor.exp(), torch.full((2,), 2.0))
     with torch.no_grad():
         attention.mixer.temperature.log_factor.copy_(torch.tensor([2.0, 0.5], dtype=torch.float64).log())
@@ -255,9 +256,9 @@ SCORED = {
 }
 
 
-def decoder(mixer: MixerConfig, **kwargs: object) -> object:
+def decoder(mixer: MixerConfig, **kwargs: Any) -> Decoder:
     kwargs = {"bias": True} | kwargs
-    layers = repeat(block(mixer, n_heads=4, n_kv_heads=2, mlp=Mlp(), **kwargs), 2)  # type: ignore[arg-type]
+    layers = repeat(block(mixer, n_heads=4, n_kv_heads=2, mlp=Mlp(), **kwargs), 2)
     model = DecoderConfig(vocab_size=13, d_model=16, layers=layers, max_len=16).build(seed=0).double().eval()
     return randomise(model, 1)
 
@@ -305,8 +306,7 @@ def test_scores_of_positions_alone_have_the_temperature_and_the_form() -> None:
     """With one token in the vocabulary nothing is averaged over: the position-only pattern is the pattern."""
     for mixer in SCORED.values():
         layers = (block(mixer.replace(sinks=True), n_heads=4, n_kv_heads=2, mlp=Mlp(), norm=NoNorm()),)
-        sizes = {"vocab_size": 1, "d_model": 16, "max_len": 8}
-        config = DecoderConfig(**sizes, layers=layers, positions=Learned(), final_norm=NoNorm())
+        config = DecoderConfig(1, 16, layers, max_len=8, positions=Learned(), final_norm=NoNorm())
         model = randomise(config.build(seed=0).double().eval(), 3)
         run = gf.run(model, torch.zeros(1, 8, dtype=torch.long), read=["blocks.0.attn.pattern"])
         found = from_weights.positional_heads(weights.of(model, fold=False))

@@ -217,7 +217,8 @@ class _WeightMeter:
     """Sums over queries of what is measured of one layer's weights; `first` is the first query of the block."""
 
     def __init__(self, sink: int, recent: int, length: int, reading: Shares) -> None:
-        self.sink, self.recent, self.first, self.count, self.reading = sink, recent, 0, 0, reading
+        self.sink, self.recent, self.first, self.count = sink, recent, 0, 0
+        self.reading: Shares = reading
         self.bins = 1 + max(length - 1, 0).bit_length()
         self.total = self.square = self.distances = torch.zeros(())
 

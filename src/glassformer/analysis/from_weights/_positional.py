@@ -35,7 +35,7 @@ from glassformer.models.stack import make_context
 from glassformer.numerics import decompositions
 from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
-from glassformer.weights.stream import Side
+from glassformer.weights.heads import Side
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -96,6 +96,7 @@ def test_parts_share_one_scale_where_positions_are_in_the_stream(side: Any, gain
     assert table is not None
     matrix, bias = (layer.Q, layer.bQ) if side == "query" else (layer.K, layer.bK)
     before = w.norm_before(layer)
+    assert bias is not None
     rows = w.normed(w.E + table[:11], before, w.source_scale(layer), bias=False)
     made = rows @ matrix + bias[:, None]
     # what is divided by, as a mean over tokens at positions taken in turn
