@@ -84,6 +84,17 @@ class Config:
             raise ConfigError(f"{cls.__name__}: written in format {found!r}; this version reads {FORMAT_VERSION}.")
         return cls.from_dict(data)
 
+    @property
+    def described(self) -> str:
+        """What it is, and what was set: `softmax(cap=50.0)`, by its kind or else by the name of its class."""
+        members = dataclasses.fields(typing.cast(Any, self))
+        values = {f.name: getattr(self, f.name) for f in members}
+        made = dataclasses.MISSING
+        usual = {f.name: f.default if f.default_factory is made else f.default_factory() for f in members}
+        changed = {name: value for name, value in values.items() if value != usual[name]}
+        said = (f"{name}={value.described if isinstance(value, Config) else value}" for name, value in changed.items())
+        return (self.kind or type(self).__name__) + (f"({', '.join(said)})" if changed else "")
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; an unknown name raises `UnknownField`."""
         names = [f.name for f in dataclasses.fields(typing.cast(Any, self))]

@@ -85,7 +85,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(arguments: str, capsys: pytest.
 GOOD = {
     "model --data short.txt --top 2": ["Heads by role", "Bandwidth: heads read"],
     "mute --top 2": ["Not available: ablation: ablation needs text"],
-    "translator --rows 2 --top 2": ["Not available: what heads attend to"],
+    "translator --rows 2 --top 2": ["Heads by role"],
     "hand --top 2": ["L1H0 is an induction head", "Its keys read what L0H0"],
     "--run run --top 2": ["Heads by role"],
 }

@@ -25,6 +25,7 @@ from glassformer.analysis.reports import explain
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
+from glassformer.models import DecoderConfig, Mlp, block
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
 from glassformer.testing import close
@@ -156,9 +157,19 @@ def test_no_head_of_a_model_without_induction_heads_is_called_one() -> None:
 
 
 def test_where_random_tokens_cannot_be_repeated_roles_are_those_on_the_text() -> None:
-    found = explain(gf.load("zh-en"), "我吃了一个苹果")
+    # a context of six tokens has no room for a unit four times
+    model = DecoderConfig(11, 16, (block(n_heads=2, mlp=Mlp()),) * 2, max_len=6).build(seed=0).eval()
+    found = explain(model, [1, 2, 3, 1])
     assert all(r.model_wide is None and r.named is None for h in found.heads for r in h.roles)
     assert not any("resembles" in line for line in lines(found))
+
+
+def test_heads_that_read_both_ways_have_no_induction_score_on_random_tokens() -> None:
+    found = explain(gf.load("zh-en"), "我吃了一个苹果")
+    induction = {h.label: r.model_wide for h in found.heads for r in h.roles if r.role == "induction"}
+    assert {label for label, score in induction.items() if score is None} == {
+        label for label in induction if label.startswith("enc")
+    }
 
 
 @pytest.mark.parametrize("name", ["long", "generated"])

@@ -39,6 +39,8 @@ def test_a_class_has_those_laws_that_its_mechanism_claims() -> None:
         "test_cross_state_holds_the_source_and_gives_the_same_output",
         "test_rows_sum_to_one_where_claimed",
         "test_scores_are_bilinear_where_claimed",
+        "test_capped_scores_are_a_rising_function_of_bilinear_ones",
+        "test_only_products_of_queries_and_keys_are_seen_where_claimed",
         "test_a_state_that_is_kept_can_be_cut_to_any_earlier_length",
     }
 

@@ -26,6 +26,7 @@ SPECIAL = {
     "llama_linear_scaling": 64, "llama_dynamic_scaling": 5, "llama_llama3_scaling": 64, "llama_yarn_scaling": 16,
     "llama_longrope_scaling": 64, "phi3_longrope": 20, "gpt_oss_sinks_and_experts": 64, "cwm_windows": 64,
     "gemma3_scaled_rotary_positions_in_global_layers": 64, "olmo3_scaled_where_it_sees_everything": 64,
+    "deepseek_v2_lite_queries_of_the_stream": 16, "deepseek_v2_groups_of_experts_tied": 16, "deepseek_v3": 16,
 }  # fmt: skip
 
 

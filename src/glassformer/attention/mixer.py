@@ -9,9 +9,9 @@ replaces `begin` and `scan`. Axes are counted from the right: `batch [stream] he
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,13 +137,6 @@ class MixerConfig(Config, family=True):
     def crosses(self) -> bool:
         """Whether keys may come from another sequence, where distance means nothing."""
         return self.reach is None
-
-    @property
-    def described(self) -> str:
-        """The kind, and what was set: `softmax(cap=50.0)`."""
-        members = fields(cast(Any, self))
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in members if getattr(self, f.name) != f.default]
-        return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the slots of `Attention` as the mechanism's paper fills them in a layer of this depth, from 0.

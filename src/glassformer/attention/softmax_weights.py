@@ -6,8 +6,8 @@ A mechanism says what a score is. If it is a product of what it makes of the que
 without the pattern.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_wit
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig
 from glassformer.attention.scores import masked_softmax, placed
 from glassformer.attention.temperature import Temperature
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.trace import Tape, changes, site
 
 
@@ -39,7 +39,7 @@ class SoftmaxWeights(MixerConfig):
     scale: float | None = None
     cap: float | None = None
     sinks: bool = False
-    temperature: Temperature | None = None
+    temperature: Temperature | None = field(default=None, metadata={UNSAID: True})
 
     # whether scores grow with the width of a head, and are divided by its root
     scaled: ClassVar[bool] = True
@@ -53,11 +53,6 @@ class SoftmaxWeights(MixerConfig):
     @property
     def reach(self) -> int | None:
         return None if self.window is None else self.window - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        data = super().to_dict()
-        # files from before there were temperatures stay what they are
-        return data if self.temperature is not None else {k: v for k, v in data.items() if k != "temperature"}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         # the fused kernel computes masked pairs too; only a single step is spared what has left the window

@@ -101,6 +101,7 @@ def _data(found: Sequence[Row] | Analysis, rows: Sequence[Row]) -> dict[str, Any
 
 def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
     table = Table("", *STATUSES, title="what applies to what: how many analyses answer, and how")
+    table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
     for group, rows in groups.items():

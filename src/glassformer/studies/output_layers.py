@@ -74,7 +74,7 @@ def source(words: int, generator: torch.Generator) -> Tensor:
 def classes(table: Tensor) -> Tensor:
     """Return how often the word before is of each class, in the long run."""
     step = torch.stack([table[:, one::CLASSES].sum(-1) for one in range(CLASSES)], -1)
-    return torch.linalg.matrix_power(step, 256)[0]
+    return torch.matrix_power(step, 256)[0]
 
 
 def shares(table: Tensor) -> Tensor:
