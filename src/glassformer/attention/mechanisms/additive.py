@@ -2,9 +2,9 @@
 
     z_t = sum_s softmax_s(v . tanh(W_q q_t + W_k k_s + b) * scale + bias_ts) v_s
 
-The v of the score is a vector of the head. Scores are bounded by the sum of its sizes, |score| <= sum_a |v_a|, so that
-with c for that bound no weight among M keys exceeds e^{2c} / (e^{2c} + M - 1). With normalised v, g v / |v| stands for
-it, g learned.
+The v of the score is a vector of the head. No score is larger than the sum of the sizes of its numbers: with c for that
+bound, no weight among M keys exceeds e^{2c} / (e^{2c} + M - 1). With normalised v, g v over its length stands for it, g
+learned.
 
 Differs from the paper, where queries are states of a recurrent network and weights start near zero, v at zero: here
 they start at the size that keeps variance.

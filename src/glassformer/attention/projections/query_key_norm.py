@@ -13,7 +13,8 @@ Without gains nothing but direction is left: every normed vector has length sqrt
     of="both"       score = sqrt(d_head) cos(q, k)
 
 and `Softmax(scale=lambda / d_head)` makes the last lambda cos(q, k), with which no weight among M keys exceeds
-e^(2 lambda) / (e^(2 lambda) + M - 1). Key-normalised attention is that with lambda = |q| in each row.
+e^(2 lambda) / (e^(2 lambda) + M - 1). Key-normalised attention is that with the query's length for lambda
+in each row.
 
 Source: Henry et al. 2020, "Query-Key Normalization for Transformers"; Dehghani et al. 2023, "Scaling Vision
 Transformers to 22 Billion Parameters", section 2, for a norm with learned gains; Su 2023, "Transformer Upgrade Road 15:
