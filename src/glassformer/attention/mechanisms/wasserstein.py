@@ -78,7 +78,7 @@ def points(gaussians: Float[Tensor, "batch 2 head pos d"]) -> Float[Tensor, "bat
 def squared_distances(
     one: Float[Tensor, "batch stream head query d"], other: Float[Tensor, "batch stream head key d"]
 ) -> Float[Tensor, "batch stream head query key"]:
-    """Return squared distances of a and b in each stream, as a.a + b.b - 2 a.b; of `points`, the sum of both is W2^2."""
+    """Return squared distances in each stream, as a.a + b.b - 2 a.b; of `points`, the sum of both streams is W2^2."""
     squares = one.square().sum(-1)[..., None] + other.square().sum(-1)[..., None, :]
     # rounding may leave less than nothing of equal points
     return (squares - 2 * one @ other.mT).clamp_min(0.0)
