@@ -83,7 +83,8 @@ class SoftmaxWeightsMixer(Mixer):
     def scale(self) -> float:
         if self.config.scale is not None:
             return self.config.scale
-        return super().scale if self.config.scaled else 1.0
+        # not by super(), which compilers of models cannot see through
+        return self.dims.d_head**-0.5 if self.config.scaled else 1.0
 
     @property
     def needs_scores(self) -> bool:
