@@ -8,11 +8,13 @@ included. True means: may attend.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
@@ -31,6 +33,31 @@ class Term(ABC):
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return whether query `q` may see key `k` in row `b`; all three are integer tensors that broadcast."""
 
+    @abstractmethod
+    def excerpt(self, run: "Run") -> "Term | None":
+        """Return the condition within a run, positions counted from its start; None if it hides nothing there."""
+
+
+class Run(NamedTuple):
+    """Consecutive positions, `start` up to `stop`, of rows that stand together."""
+
+    row: int
+    n_rows: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Return the values of the run's rows; one row stands for all there are."""
+        return values if values.shape[0] == 1 else values[self.row : self.row + self.n_rows]
+
+    def of_positions(self, values: Tensor) -> Tensor:
+        """Return values `b … pos` of the run's rows at its positions."""
+        return self.of_rows(values)[..., self.start : self.stop]
+
 
 @dataclass(frozen=True)
 class Causal(Term):
@@ -38,6 +65,9 @@ class Causal(Term):
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k <= q
+
+    def excerpt(self, run: Run) -> "Causal":
+        return self
 
 
 @dataclass(frozen=True)
@@ -48,9 +78,14 @@ class Window(Term):
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q - k).abs() < self.size
 
+    def excerpt(self, run: Run) -> "Window | None":
+        return self if self.size < run.length else None
+
 
 @dataclass(frozen=True, eq=False)
 class Documents(Term):
+    """Positions see each other within a document: as many in a row as have one id."""
+
     ids: Int[Tensor, "batch key"]
     reflexive: ClassVar[bool] = True
 
@@ -58,8 +93,38 @@ class Documents(Term):
     def batch(self) -> int:  # type: ignore[override]
         return self.ids.shape[0]
 
+    @cached_property
+    def number(self) -> Int[Tensor, "batch key"]:
+        """Each position's document, counted from 0 in each row."""
+        begins = self.ids[:, 1:] != self.ids[:, :-1]
+        return torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, ...], ...]:
+        """Where documents begin and end in each row: 0, …, how many positions there are."""
+        begins, length = self.number.diff(dim=-1) != 0, self.ids.shape[1]
+        found: list[list[int]] = [[0] for _ in range(self.batch)]
+        for row, position in begins.nonzero().tolist():
+            found[row].append(position + 1)
+        return tuple((*row, length) for row in found)
+
+    def runs(self, batch: int) -> list[Run]:
+        """Return the documents of a batch, row by row; rows that are one document each stand together."""
+        found: list[Run] = []
+        for row in range(batch):
+            bounds = self.bounds[row if self.batch > 1 else 0]
+            if len(bounds) == 2 and found and found[-1].length == bounds[-1]:
+                found[-1] = found[-1]._replace(n_rows=found[-1].n_rows + 1)
+            else:
+                found.extend(Run(row, 1, *pair) for pair in pairwise(bounds))
+        return found
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.ids[b, q] == self.ids[b, k]
+        return self.number[b, q] == self.number[b, k]
+
+    def excerpt(self, run: Run) -> "Documents | None":
+        number = run.of_positions(self.number)
+        return None if bool((number[:, 0] == number[:, -1]).all()) else Documents(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +141,11 @@ class Padding(Term):
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k >= self.start[b]) & (k < self.stop[b])
 
+    def excerpt(self, run: Run) -> "Padding | None":
+        start, stop = run.of_rows(self.start), run.of_rows(self.stop)
+        hidden = (start > run.start) | (stop < run.stop)
+        return Padding(start - run.start, stop - run.start) if bool(hidden.any()) else None
+
 
 @dataclass(frozen=True, eq=False)
 class Either(Term):
@@ -88,6 +158,10 @@ class Either(Term):
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.left.allows(b, q, k) | self.right.allows(b, q, k)
+
+    def excerpt(self, run: Run) -> "Either | None":
+        left, right = self.left.excerpt(run), self.right.excerpt(run)
+        return Either(left, right) if left.terms and right.terms else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +192,10 @@ class Mask:
         for term in self.terms:
             allowed = allowed & term.allows(b, q, k)
         return allowed
+
+    def excerpt(self, run: Run) -> "Mask":
+        """Return the mask within a run, positions counted from its start."""
+        return Mask(tuple(inside for term in self.terms if (inside := term.excerpt(run)) is not None))
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Bool[Tensor, "b 1 query key"]:
         """Return booleans for the last `n_queries` of `n_keys` positions (`b` is 1 unless a term differs by row)."""
@@ -168,7 +246,10 @@ def window(size: int) -> Mask:
 
 
 def documents(ids: Int[Tensor, "batch key"]) -> Mask:
-    """Positions of one document see each other: for several documents packed into one row."""
+    """Positions of one document see each other: for several documents packed into one row.
+
+    A document is as many positions in a row as have one id; where an id comes again, it is another document's.
+    """
     return Mask((Documents(ids),))
 
 
@@ -191,9 +272,7 @@ class Context:
         source: The context of cross-attention, if there is any.
         form: `auto` (scan with state, dense if a lazy site is wanted, else fused), `parallel` (never scan), `scan`.
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
-        bias: What the layer's position encoding adds to its scores.
-        read: What it does to keys that are read, those in the state included; None if they are read as written.
-        scores: What it makes of a score of queries and keys; None for the score itself.
+        encoding: The layer's position encoding, if it adds to scores, makes them itself, or turns keys that are read.
         crossed: Queries and keys come from different sequences.
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
@@ -207,14 +286,57 @@ class Context:
     source: "Context | None" = None
     form: str = "auto"
     seed: int = 0
-    bias: Tensor | None = None
-    read: Callable[[Tensor], Tensor] | None = None
-    scores: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor] | None = None
+    encoding: Any = None
     crossed: bool = False
     dropout: float = 0.0
     drops: bool = True
     first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def biased(self) -> bool:
+        """Whether the layer's positions add to its scores."""
+        return self.encoding is not None and self.encoding.has_bias
+
+    @property
+    def bias(self) -> Float[Tensor, "b head query key"] | None:
+        """What the layer's positions add to its scores."""
+        return self.encoding.bias(self) if self.biased else None
+
+    @property
+    def makes_scores(self) -> bool:
+        """Whether the layer's positions make something else of a score of queries and keys."""
+        return self.encoding is not None and self.encoding.has_scores
+
+    def scores(self, score: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor) -> Tensor:
+        """Return the score of every query with every key, or what the layer's positions make of it."""
+        return self.encoding.scores(score, q, k, self) if self.makes_scores else score(q, k)
+
+    def read(self, k: Float[Tensor, "*n key d_head"]) -> Float[Tensor, "*n key d_head"]:
+        """Return the last keys, those in the state included, as queries meet them."""
+        return self.encoding.read(k, self) if self.encoding is not None and self.encoding.at_read else k
+
+    @property
+    def documents(self) -> Documents | None:
+        """The documents that rows are packed of, if they are."""
+        found = [term for term in self.mask.terms if isinstance(term, Documents)]
+        return found[0] if len(found) == 1 and not self.crossed else None
+
+    def numbered(self, n_queries: int) -> Int[Tensor, "b pos_and_one"] | None:
+        """Return which document each of the last positions is of, and that of the position before them first.
+
+        None if rows are of one document each.
+        """
+        if (documents := self.documents) is None:
+            return None
+        return torch.nn.functional.pad(documents.number, (1, 0))[:, -n_queries - 1 :]
+
+    def excerpt(self, run: Run) -> "Context":
+        """Return the context of a run: of some rows of a pass, and some consecutive positions."""
+        if run not in self.memo:
+            self.memo[run] = self.mask.excerpt(run), *map(run.of_positions, (self.positions, self.key_positions)), {}
+        mask, positions, keys, memo = self.memo[run]
+        return replace(self, mask=mask, positions=positions, key_positions=keys, first=None, memo=memo)
 
     @property
     def sees_itself(self) -> bool:

@@ -246,7 +246,7 @@ class AttentionLayer(SubLayerModule):
             (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)
         q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
         x_mix = x if inputs is None else self._mixed_input(inputs, x)
-        z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context, q.dtype), memory, tape)
+        z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context), memory, tape)
         z = site(tape, at.z, self.projection.restored(z) if absorbs else z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
         gate = None if inputs is None or self.merge.gate is None else self._gate(inputs, x)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
+from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax
 from glassformer.config import Config
 from glassformer.errors import NoPattern
@@ -202,6 +203,7 @@ class Mixer(nn.Module):
         self.config, self.dims = config, dims
         self.traits = config.traits
         self.at = full_names(path, ("pattern", "scores", "z", *self.SITES))
+        self.at_own = [getattr(self.at, name) for name in ("pattern", "scores", *self.SITES)]
         self.only_dense = (self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
 
     @property
@@ -241,9 +243,8 @@ class Mixer(nn.Module):
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
-        if context.read is not None:
-            k = context.read(k)
-        if context.scores is None and context.dropout == 0 and not self.wants_dense(tape):
+        k = context.read(k)
+        if not context.makes_scores and context.dropout == 0 and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
 
@@ -251,7 +252,14 @@ class Mixer(nn.Module):
         return wants(tape, *self.only_dense)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z by way of the pattern, which passes its site."""
+        """Return z by way of the pattern, which passes its site; by document, if no site is wanted."""
+        runs = documents_of(context, q.shape[-2], k.shape[-2], len(q))
+        if runs is not None and not wants(tape, *self.at_own):
+
+            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+                return self.dense(q, k, v, x, context, None)
+
+            return by_document(alone, context, runs, q, k, v, x)
         return self.weighed(self.pattern(q, per_query_head(k, q), x, context, tape), v, q, context, tape)
 
     def weighed(

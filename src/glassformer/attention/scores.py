@@ -1,7 +1,5 @@
 """Scores of queries and keys: their scaled products, the position bias, the mask, and softmax over what is left."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,17 +24,7 @@ def products(
     context: Context,
 ) -> Float[Tensor, "batch *stream head query key"]:
     """Return q . k, or what the layer's positions make of queries and keys instead."""
-    return scored(product, q, k, context)
-
-
-def scored(
-    score: Callable[[Tensor, Tensor], Tensor],
-    q: Float[Tensor, "batch *stream head query d_head"],
-    k: Float[Tensor, "batch *stream head key d_head"],
-    context: Context,
-) -> Float[Tensor, "batch *stream head query key"]:
-    """Return the score of every query with every key, or of what the layer's positions make of both."""
-    return score(q, k) if context.scores is None else context.scores(score, q, k)
+    return context.scores(product, q, k)
 
 
 def product(q: Tensor, k: Tensor) -> Tensor:
@@ -50,8 +38,8 @@ def placed(
     """Return scores plus the position bias, -inf where mask and window forbid attention; writes into the scores."""
     allowed = context.allowed(scores.shape[-2], scores.shape[-1], window)
     streams = scores.ndim == 5
-    if context.bias is not None:
-        bias = context.bias[..., -scores.shape[-1] :]
+    if (bias := context.bias) is not None:
+        bias = bias[..., -scores.shape[-1] :].to(scores.dtype)
         scores = scores + (bias.unsqueeze(1) if streams else bias)
     if allowed is None:
         return scores

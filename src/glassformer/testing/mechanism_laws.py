@@ -386,8 +386,8 @@ def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor
 
 def seen(layer: Layer, q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Context]:
     """Return queries, keys and context as a mechanism's pattern gets them."""
-    context = layer.module.positions.within(causal_context(x), q.dtype)
-    return q, k if context.read is None else context.read(k), context
+    context = layer.module.positions.within(causal_context(x))
+    return q, context.read(k), context
 
 
 @every

@@ -155,7 +155,7 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     clipped = module.projection.clipped
     (q, k, v), _ = module.projection.before_rotation(clipped(q), clipped(k), clipped(v), context.positions)
     q, k = module.positions.written(q, k, context)
-    z, _ = module.mixer(q, k, v, x, module.positions.within(context, q.dtype), None, None)
+    z, _ = module.mixer(q, k, v, x, module.positions.within(context), None, None)
     if a.gain is not None:
         z = z / module.merge.scale(z)[..., None] * a.gain[:, None]
     if a.gate is not None:

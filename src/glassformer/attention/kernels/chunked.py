@@ -3,6 +3,8 @@
     z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s + decay^(t+1) q_t memory
 
 A chunk of length c sees itself by a masked left product and everything before it through a d_head x d_value memory.
+Where a document begins, the memory is let go: what a chunk writes of earlier documents, and what its positions of later
+ones would read, is multiplied by zero.
 `left_product` is the same sum as one masked N x N product per pair of tiles (Lightning Attention-1), kept as reference.
 Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 2.
 """
@@ -10,9 +12,8 @@ Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def chunked(
@@ -22,15 +23,28 @@ def chunked(
     decay: Float[Tensor, " head"],
     memory: Float[Tensor, "batch head d_head d_value"],
     size: int = 64,
+    documents: Int[Tensor, "b pos_and_one"] | None = None,
 ) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head d_head d_value"]]:
-    """Return mixed values and the memory after the last position. `decay` is in [0, 1] and gets no gradient."""
+    """Return mixed values and the memory after the last position. `decay` is in [0, 1] and gets no gradient.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        decay: What each head keeps of its memory from one position to the next.
+        memory: What it holds before the first.
+        size: Positions in a chunk.
+        documents: Which document the memory is of, and each position after it: a position sees its own alone. None if
+            all is one.
+    """
     # positions that fill whole chunks go together; the short rest is a chunk of its own
     whole = q.shape[-2] // size * size
     pieces = []
     for start, stop, length in ((0, whole, size), (whole, q.shape[-2], q.shape[-2] - whole)):
         if stop > start:
             part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-            z, memory = _Chunked.apply(*part, decay, memory)  # type: ignore[misc]
+            own = None if documents is None else documents[:, start : stop + 1]
+            z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
             pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2), memory
 
@@ -65,49 +79,63 @@ def decay_matrix(decay: Tensor, t: Tensor, s: Tensor) -> Float[Tensor, "head que
 
 
 class _Chunked(torch.autograd.Function):
-    """q, k, v come as batch head chunk row width."""
+    """q, k, v come as batch head chunk row width. The backward is made of what has a derivative itself."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, documents: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(q, k, v, decay, memory)
-        c = _Powers(decay, q.shape[-2])
+        ctx.documents = documents
+        c = _Powers(decay, q.shape[-2], documents)
         before, last = _memories((c.to_end * k).mT @ v, c.chunk, memory)
-        inside = ((q @ k.mT) * c.mask) @ v
-        return inside + c.from_start * (q @ before), last
+        return c.within(q @ k.mT) @ v + c.from_start * (q @ before), last
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         dz, dlast = gradients
         q, k, v, decay, memory = ctx.saved_tensors
-        c = _Powers(decay, q.shape[-2])
+        c = _Powers(decay, q.shape[-2], ctx.documents)
         before, _ = _memories((c.to_end * k).mT @ v, c.chunk, memory)
-        weight = (dz @ v.mT) * c.mask
+        weight = c.within(dz @ v.mT)
         dq = weight @ k + c.from_start * (dz @ before.mT)
         # the gradient of the memory runs backwards in time: the same recursion on flipped chunks
         writes = ((c.from_start * q).mT @ dz).flip(2)
-        after, dmemory = _memories(writes, c.chunk, dlast)
+        after, dmemory = _memories(writes, c.chunk.flip(2), dlast)
         after = after.flip(2)
         dk = weight.mT @ q + c.to_end * (v @ after.mT)
-        dv = ((q @ k.mT) * c.mask).mT @ dz + c.to_end * (k @ after)
-        return dq, dk, dv, None, dmemory
+        dv = c.within(q @ k.mT).mT @ dz + c.to_end * (k @ after)
+        return dq, dk, dv, None, dmemory, None
 
 
 class _Powers:
-    """Powers of the decay inside a chunk of `size` rows."""
+    """Powers of the decay inside a chunk of `size` rows, `b head chunk row row`; zero across documents."""
 
-    def __init__(self, decay: Tensor, size: int) -> None:
+    def __init__(self, decay: Tensor, size: int, documents: Tensor | None) -> None:
         row = torch.arange(size, device=decay.device)
-        self.mask = decay_matrix(decay, row, row)[:, None]
-        self.from_start = (decay[:, None] ** (row + 1))[:, None, :, None]
-        self.to_end = (decay[:, None] ** (size - 1 - row))[:, None, :, None]
-        self.chunk = (decay**size)[:, None, None]
+        self.mask = decay_matrix(decay, row, row)[None, :, None]
+        self.from_start = (decay[:, None] ** (row + 1))[None, :, None, :, None]
+        self.to_end = (decay[:, None] ** (size - 1 - row))[None, :, None, :, None]
+        self.chunk = (decay**size)[None, :, None, None, None]
+        self.apart: Tensor | None = None
+        if documents is not None:
+            own = documents[:, 1:].unflatten(-1, (-1, size))[:, None, :, :, None]
+            before, last = documents[:, :-1:size][:, None, :, None, None], own[..., -1:, :]
+            self.apart = own != own.mT
+            self.from_start = self.from_start * (own == before)
+            self.to_end = self.to_end * (own == last)
+            self.chunk = self.chunk * (before == last)
+
+    def within(self, products: Float[Tensor, "batch head chunk row row"]) -> Tensor:
+        """Return the weights of a chunk's rows for each other."""
+        weight = products * self.mask
+        return weight if self.apart is None else weight.masked_fill_(self.apart, 0.0)
 
 
 def _memories(writes: Tensor, decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the memory before each chunk and after the last, given what each chunk adds."""
+    """Return the memory before each chunk and after the last, given what each chunk keeps and adds."""
     before = []
-    for i in range(writes.shape[2]):
+    for add, keep in zip(writes.unbind(2), decay.expand(-1, -1, writes.shape[2], -1, -1).unbind(2), strict=True):
         before.append(memory)
-        memory = decay * memory + writes[:, :, i]
+        memory = keep * memory + add
     return torch.stack(before, 2), memory

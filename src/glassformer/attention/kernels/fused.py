@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.packed import by_document, documents_of
 
 
 def fused_softmax(
@@ -15,8 +16,14 @@ def fused_softmax(
 ) -> Float[Tensor, "batch head pos d_value"]:
     """Return softmax attention by the library's fused kernel, without the pattern."""
     n, m = q.shape[-2], k.shape[-2]
+    if (runs := documents_of(context, n, m, len(q))) is not None:
+
+        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return fused_softmax(q, k, v, scale, context, size)
+
+        return by_document(alone, context, runs, q, k, v)
     grouped = k.shape[-3] != q.shape[-3]
-    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
         return _attend(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     # the newest position sees every key, so a single step needs no mask
@@ -41,24 +48,28 @@ def fused_softmax_with_sinks(
 
     Queries hold the sink's logit in one more dimension, in which that key alone is not zero.
     """
-    n, m, width = q.shape[-2], k.shape[-2], v.shape[-1]
+    n, m = q.shape[-2], k.shape[-2]
+    if (runs := documents_of(context, n, m, len(q))) is not None:
+
+        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return fused_softmax_with_sinks(q, k, v, scale, context, sinks, size)
+
+        return by_document(alone, context, runs, q, k, v)
     grouped = k.shape[-3] != q.shape[-3]
     logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1, 1, 0))
     k[..., 0, -1] = 1
-    # kernels want values as wide as keys
-    v = F.pad(v, (0, max(q.shape[-1] - width, 0), 1, 0))
-    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    v = F.pad(v, (0, 0, 1, 0))
+    bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
         # one more query, so that each sees one more key
         q = F.pad(q, (0, 0, 1, 0))
-        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        return z[..., 1:, :width]
+        return _attend(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)[..., 1:, :]
     allowed = None if bare and n == 1 else context.allowed(n, m, size)
     mask = _with_bias(allowed, m, q, context)
     if mask is not None:
         mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
-    return _attend_by_group(q, k, v, mask, scale)[..., :width]
+    return _attend_by_group(q, k, v, mask, scale)
 
 
 def _attend_by_group(
@@ -82,20 +93,30 @@ def _attend_by_group(
 def _attend(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Float[Tensor, "batch head pos d_value"]:
     """Return what the library's kernel gives; where gradients of bfloat16 are wanted on a CPU, computed in float32.
 
-    There the kernel's derivative in bfloat16 took three to four times as long (2 groups of 4 heads, 256 positions).
+    There the kernel's derivative in bfloat16 took three to four times as long (2 groups of 4 heads, 256 positions). On
+    a CPU it wants keys and values of one width, or else makes the pattern: ten times as long, for values of twice the
+    keys' width at 4,096 positions. Zeros make up for what keys or values lack.
     """
-    mask = how.get("attn_mask")
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+    width, mask = v.shape[-1], how.get("attn_mask")
+    if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, **how)
+    # values much wider than keys are those of no model; widening keys for them would cost more than it saves
+    if q.shape[-1] < width <= 4 * q.shape[-1]:
+        q, k = (F.pad(rows, (0, width - rows.shape[-1])) for rows in (q, k))
+    elif width < q.shape[-1]:
+        v = F.pad(v, (0, q.shape[-1] - width))
+    if q.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, **how)[..., :width]
     if mask is not None and mask.is_floating_point():
         how |= {"attn_mask": mask.float()}
     with torch.autocast("cpu", enabled=False):
-        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **how).to(q.dtype)
+        z = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **how)
+    return z[..., :width].to(q.dtype)
 
 
 def _with_bias(allowed: Tensor | None, n_keys: int, q: Tensor, context: Context) -> Tensor | None:
     """Return what a kernel takes for a mask: booleans, or the position bias, -inf where attention is not allowed."""
-    if context.bias is None:
+    if (bias := context.bias) is None:
         return allowed
-    bias = context.bias[..., -n_keys:].to(q.dtype)
+    bias = bias[..., -n_keys:].to(q.dtype)
     return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.additive import additive_scores
 from glassformer.attention.mixer import Dims, Traits
-from glassformer.attention.scores import scored
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
 from glassformer.config import require
@@ -93,7 +92,7 @@ class AdditiveMixer(SoftmaxWeightsMixer, config=Additive):
     def scores(
         self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
     ) -> Float[Tensor, "batch head query key"]:
-        return self.tempered(scored(self._score, q, k, context) * self.scale, context)
+        return self.tempered(context.scores(self._score, q, k) * self.scale, context)
 
     def _score(self, q: Tensor, k: Tensor) -> Float[Tensor, "batch head query key"]:
         k = k @ self.of_key

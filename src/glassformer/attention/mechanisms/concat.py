@@ -25,7 +25,6 @@ from glassformer.attention.context import Context
 from glassformer.attention.kernels.additive import additive_scores
 from glassformer.attention.mechanisms.additive import hidden_flops
 from glassformer.attention.mixer import Dims, Traits
-from glassformer.attention.scores import scored
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import LogN
 from glassformer.config import require
@@ -71,7 +70,7 @@ class ConcatMixer(SoftmaxWeightsMixer, config=Concat):
     def scores(
         self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
     ) -> Float[Tensor, "batch head query key"]:
-        return self.tempered(scored(self._score, q, k, context) * self.scale, context)
+        return self.tempered(context.scores(self._score, q, k) * self.scale, context)
 
     def _score(self, q: Tensor, k: Tensor) -> Float[Tensor, "batch head query key"]:
         of_query, of_key = self.joint.chunk(2, 1)

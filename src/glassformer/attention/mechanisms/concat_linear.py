@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.running_mean import running_mean
 from glassformer.attention.mixer import Dims, Traits, per_query_head
-from glassformer.attention.scores import scored
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import LearnedTemperature, LogN
 from glassformer.trace import Tape
@@ -69,7 +68,7 @@ class ConcatLinearMixer(SoftmaxWeightsMixer, config=ConcatLinear):
     def scores(
         self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
     ) -> Float[Tensor, "batch head query key"]:
-        return self.tempered(scored(self._score, q, k, context) * self.scale, context)
+        return self.tempered(context.scores(self._score, q, k) * self.scale, context)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         if self.needs_scores:
@@ -77,7 +76,7 @@ class ConcatLinearMixer(SoftmaxWeightsMixer, config=ConcatLinear):
         k, v = self._of_key(per_query_head(k, q)), per_query_head(v, q)
         n, alike = q.shape[-2], self.temperature is None or not self.temperature.by_query
         unseen = self.config.window is None or n <= self.config.window
-        if alike and unseen and self.sinks is None and context.is_causal and context.bias is None and n == k.shape[-2]:
+        if alike and unseen and self.sinks is None and context.is_causal and not context.biased and n == k.shape[-2]:
             scores = self.tempered(k * self.scale, None)[..., 0]
             return running_mean(scores.to(torch.promote_types(v.dtype, torch.float32)), v)
         # a product of two numbers each, q's with one and one with k's; as wide as values, as kernels want them

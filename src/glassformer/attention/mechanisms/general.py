@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.mixer import Dims, Traits
-from glassformer.attention.scores import scored
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
 from glassformer.trace import Tape
@@ -69,7 +68,7 @@ class GeneralMixer(SoftmaxWeightsMixer, config=General):
         self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
     ) -> Float[Tensor, "batch head query key"]:
         # W is part of the score: positions that turn queries only when they meet keys do so before it
-        return scored(self._score, self.tempered(q * self.scale, context), k, context)
+        return context.scores(self._score, self.tempered(q * self.scale, context), k)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         if self.needs_scores:

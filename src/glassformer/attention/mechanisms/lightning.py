@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.attention.context import Causal, Context, Padding
+from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
@@ -91,7 +91,8 @@ class LightningMixer(Mixer, config=Lightning):
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         self._require_causal(context)
-        if not {type(term) for term in context.mask.terms} <= {Causal, Padding}:
+        kinds = [type(term) for term in context.mask.terms]
+        if not {*kinds} <= {Causal, Padding, Documents} or kinds.count(Documents) > 1:
             return self.dense(q, k, v, x, context, None)
         return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))[0]
 
@@ -101,7 +102,7 @@ class LightningMixer(Mixer, config=Lightning):
         if self.wants_dense(tape):
             raise no_pattern(self)
         self._require_causal(context)
-        context.mask.only(Causal, Padding, mechanism="lightning")
+        context.mask.only(Causal, Padding, Documents, mechanism="lightning")
         z, memory = self._mix(q, k, v, context, state.memory)
         return z, LightningState(memory)
 
@@ -116,7 +117,8 @@ class LightningMixer(Mixer, config=Lightning):
             k = k * real[:, None, :, None]
         # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
         dtype, q = q.dtype, self._activate(q)
-        z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory.to(q.dtype), self.config.chunk)
+        documents, memory = context.numbered(q.shape[-2]), memory.to(q.dtype)
+        z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory, self.config.chunk, documents)
         return z.to(dtype), memory
 
     def _activate(self, u: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.attention.context import Causal, Context, Padding
+from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.attention.packed import by_document, documents_of
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
@@ -74,29 +75,45 @@ class LinearMixer(Mixer, config=Linear):
         return self._over(weight, weight.sum(-1, keepdim=True)).to(q.dtype)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        kinds = {type(term) for term in context.mask.terms}
-        if not kinds <= {Causal, Padding} or (Causal in kinds and context.crossed):
+        kinds = [type(term) for term in context.mask.terms]
+        unknown = not {*kinds} <= {Causal, Padding, Documents} or kinds.count(Documents) > 1
+        if unknown or (context.crossed and not {*kinds} <= {Padding}):
             return self.dense(q, k, v, x, context, None)
+        if Causal in kinds:
+            return self._scanned(q, k, v, context, self.begin(len(v), v))[0]
+        if context.documents is not None:
+            return self._both_ways_by_document(q, k, v, x, context)
         dtype = q.dtype
         q, k, v = self._features(q, k, v, context)
-        if Causal in kinds:
-            total, _ = chunked(q, k, v, q.new_ones(q.shape[-3]), q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-        else:
-            total = q @ (k.mT @ v)
-        return self._normalise(total).to(dtype)
+        return self._normalise(q @ (k.mT @ v)).to(dtype)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LinearState, tape: Tape | None):
         if self.wants_dense(tape):
             raise no_pattern(self)
-        if not context.mask.only(Causal, Padding, mechanism="linear")[Causal]:
+        if not context.mask.only(Causal, Padding, Documents, mechanism="linear")[Causal]:
             raise AnalysisUnavailable(
                 f'layer {self.dims.layer}: "linear" scans causal attention only; use form="parallel" here.'
             )
-        dtype = q.dtype
+        return self._scanned(q, k, v, context, state)
+
+    def _scanned(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: LinearState
+    ) -> tuple[Tensor, LinearState]:
+        dtype, documents = q.dtype, context.numbered(q.shape[-2])
         q, k, v = self._features(q, k, v, context)
-        memory = torch.cat((state.memory, state.weight), -1)
-        total, memory = chunked(q, k, v, q.new_ones(q.shape[-3]), memory.to(q.dtype))
+        memory = torch.cat((state.memory, state.weight), -1).to(q.dtype)
+        total, memory = chunked(q, k, v, q.new_ones(q.shape[-3]), memory, documents=documents)
         return self._normalise(total).to(dtype), LinearState(memory[..., :-1], memory[..., -1:])
+
+    def _both_ways_by_document(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context) -> Tensor:
+        runs = documents_of(context, q.shape[-2], k.shape[-2], len(q))
+        if runs is None:
+            return self.dense(q, k, v, x, context, None)
+
+        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+            return self.fast(q, k, v, x, context, None)
+
+        return by_document(alone, context, runs, q, k, v, x)
 
     def begin(self, batch: int, like: Tensor) -> LinearState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)

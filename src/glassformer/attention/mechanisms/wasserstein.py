@@ -27,7 +27,7 @@ from torch import Tensor
 from glassformer.attention.context import Context
 from glassformer.attention.mixer import Mixer, MixerConfig, Traits
 from glassformer.attention.projections import Gaussian
-from glassformer.attention.scores import masked_softmax, placed, scored
+from glassformer.attention.scores import masked_softmax, placed
 from glassformer.trace import Tape, changes, site
 
 LEAST = 1e-24  # of a covariance under the root, whose slope at zero is infinite
@@ -65,7 +65,7 @@ def distance_scores(
     def apart(q: Tensor, k: Tensor) -> Tensor:
         return squared_distances(points(q), points(k))
 
-    return placed(scored(apart, q, k, context).sum(1) * -(d_head**-0.5), context)
+    return placed(context.scores(apart, q, k).sum(1) * -(d_head**-0.5), context)
 
 
 def points(gaussians: Float[Tensor, "batch 2 head pos d"]) -> Float[Tensor, "batch 2 head pos d"]:

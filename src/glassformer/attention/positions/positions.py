@@ -12,7 +12,7 @@ Positions added to the residual stream are part of the model, not of attention: 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -105,16 +105,9 @@ class Positions(nn.Module):
         """Return what is added to the scores."""
         raise AssertionError("has_bias says whether this is defined")
 
-    def within(self, context: Context, dtype: torch.dtype) -> Context:
+    def within(self, context: Context) -> Context:
         """Return the context as the mechanism sees it: with what is done to keys that are read, and to scores."""
-        if not (self.at_read or self.has_scores or self.has_bias):
-            return context
-        return replace(
-            context,
-            read=partial(self.read, context=context) if self.at_read else None,
-            scores=partial(self.scores, context=context) if self.has_scores else None,
-            bias=self.bias(context).to(dtype) if self.has_bias else None,
-        )
+        return replace(context, encoding=self) if self.at_read or self.has_scores or self.has_bias else context
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
         """Return queries as they meet a key `offset` positions before them: turned by R(offset), the key left alone.
