@@ -31,6 +31,7 @@ from glassformer.attention import (
 from glassformer.errors import NoPattern
 from glassformer.models.stack import make_context, tensors, with_source
 from glassformer.testing.closeness import close
+from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
 from glassformer.testing.suite import Suite
 from glassformer.trace import Scale
@@ -354,11 +355,29 @@ def test_documents_in_one_row_do_not_see_each_other(kind: str, data: st.DataObje
     layer = data.draw(layers(kind))
     x = stream(2, 6)
     ids = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 5, 5]])
-    packed = layer(x, causal_context(x, document_ids=ids))
+    x.requires_grad_()
+    packed, alone = layer(x, causal_context(x, document_ids=ids)), []
     for row in range(2):
         for document in ids[row].unique():
             where = ids[row] == document
-            close(packed[row, where], layer(x[row : row + 1, where])[0])
+            alone.append(layer(x[row : row + 1, where])[0])
+            close(packed[row, where], alone[-1])
+    weights = torch.sin(torch.arange(packed.numel(), dtype=packed.dtype)).view_as(packed)
+    of_alone = (torch.cat(alone).view_as(packed) * weights).sum()
+    found, expected = (torch.autograd.grad(total, x) for total in ((packed * weights).sum(), of_alone))
+    close(found[0], expected[0])
+
+
+@every
+@given(st.data())
+def test_documents_in_one_row_cost_what_they_cost_apart(kind: str, data: st.DataObject) -> None:
+    """Nothing is made for each pair of positions of a row, forwards or backwards."""
+    layer, n = data.draw(layers(kind)), 480
+    assume(not layer.module.positions.has_scores)
+    x = stream(1, n).requires_grad_()
+    with Largest() as seen:
+        layer(x, causal_context(x, document_ids=torch.arange(n)[None] // 6)).sum().backward()
+    assert seen.numbers < n * n
 
 
 @exact
@@ -449,6 +468,11 @@ MASKS = {
     "window": lambda n: window(2),
     "causal window": lambda n: causal() & window(2),
     "documents": lambda n: documents(torch.arange(n)[None] // 2),
+    "causal documents": lambda n: causal() & documents(torch.arange(n)[None] // 3),
+    "padded documents": lambda n: causal() & documents(torch.arange(n)[None] // 2) & padding(torch.tensor([3])),
+    "documents in documents": lambda n: (
+        causal() & documents(torch.arange(n)[None] // 3) & documents(torch.arange(n)[None] // 4)
+    ),
     "causal or window": lambda n: causal() | window(2),
     "padding": lambda n: padding(torch.tensor([3])),
     "nothing": lambda n: causal() & padding(torch.tensor([0])),

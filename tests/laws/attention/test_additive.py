@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer.attention import Additive, Attention, Concat, ConcatLinear, Context, MixerConfig
 from glassformer.models.stack import make_context
 from glassformer.testing import close
+from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 
 KERNEL = "glassformer.attention.kernels.additive.LARGEST"
@@ -115,19 +115,6 @@ def test_a_few_queries_at_a_time_give_what_all_give_at_once(together: int, monke
         found.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, *attention.module.parameters()])])
     for one, other in zip(*found):
         close(one, other)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest tensor had that anything made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(one, Tensor):
-                self.numbers = max(self.numbers, one.numel())
-        return made
 
 
 def test_the_hidden_layer_of_a_long_text_is_never_whole(monkeypatch) -> None:

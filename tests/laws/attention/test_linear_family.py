@@ -27,10 +27,14 @@ def tensors(seed: int, n: int, width: int = 3) -> tuple[Tensor, Tensor, Tensor, 
     return drawn[0], drawn[1], drawn[2], drawn[3]
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """The recurrence, one position at a time: memory <- decay memory + k v', z = q memory."""
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, one position at a time: memory <- decay memory + k v', z = q memory; none across documents."""
     rows, d = [], decay[:, None, None]
     for t in range(q.shape[-2]):
+        if documents is not None:
+            memory = memory * (documents[:, t] == documents[:, t + 1])[:, None, None, None]
         memory = d * memory + k[..., t, :, None] * v[..., t, None, :]
         rows.append((q[..., t, None, :] @ memory).squeeze(-2))
     return torch.stack(rows, -2), memory
@@ -38,6 +42,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor) -> tup
 
 DECAYS = [torch.tensor(pair, dtype=torch.float64) for pair in ((1.0, 1.0), (0.9, 0.5), (0.99, 0.0))]
 decays = st.sampled_from(DECAYS)
+chunk_sizes = st.integers(1, 9)
 
 
 @given(seeds, decays, st.integers(1, 10), st.integers(1, 12))
@@ -58,6 +63,21 @@ def test_the_written_backward_equals_autograd_of_the_recurrence(seed: int, decay
         gradients.append(torch.autograd.grad(weighted, inputs))
     for found, expected in zip(*gradients):
         close(found, expected)
+
+
+@given(seeds, decays, st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=2, max_size=2), chunk_sizes)
+def test_a_document_knows_nothing_of_the_one_before(
+    seed: int, decay: Tensor, begins: list[list[bool]], size: int
+) -> None:
+    """Wherever documents begin: inside a chunk, at its edges, several in one, and before the first position."""
+    inputs, documents = tensors(seed, 8), torch.tensor(begins).cumsum(-1)
+    found = []
+    for function in (partial(chunked, size=size, documents=documents), partial(naive, documents=documents)):
+        z, last = function(*inputs[:3], decay, inputs[3])
+        weighted = (z * torch.sin(torch.arange(z.numel())).view_as(z)).sum() + (last * last.detach().cos()).sum()
+        found.append((z, last, *torch.autograd.grad(weighted, inputs)))
+    for ours, expected in zip(*found):
+        close(ours, expected)
 
 
 @given(seeds, decays, st.integers(1, 10), st.integers(1, 12))
@@ -105,6 +125,14 @@ def test_a_column_of_ones_gives_the_denominator(seed: int) -> None:
 def test_the_written_backward_passes_finite_differences() -> None:
     q, k, v, memory = tensors(0, 5)
     assert torch.autograd.gradcheck(lambda q, k, v, memory: chunked(q, k, v, DECAYS[1], memory, 2), (q, k, v, memory))
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 2, 2, 2]])])
+def test_the_written_backward_has_a_derivative_itself(documents: Tensor | None) -> None:
+    def mixed(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return chunked(q, k, v, DECAYS[1], memory, 2, documents)
+
+    assert torch.autograd.gradgradcheck(mixed, tensors(0, 5))
 
 
 def test_a_long_decay_does_not_overflow() -> None:

@@ -1,12 +1,14 @@
 """The mask algebra against a predicate written out in Python."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from glassformer.attention import Context, Mask, causal, documents, padding, window
+from glassformer.attention.context import Documents, Run
 from glassformer.models.stack import cross_context, make_context
 
 ROWS, LENGTH = 2, 6
@@ -19,11 +21,13 @@ def terms(draw: st.DrawFn) -> tuple[Mask, Predicate]:
     which = draw(st.sampled_from(["causal", "window", "documents", "right", "left", "everything"]))
     size = draw(st.integers(1, LENGTH))
     ids = draw(st.lists(st.lists(st.integers(0, 2), min_size=LENGTH, max_size=LENGTH), min_size=ROWS, max_size=ROWS))
+    # a document is a run of one id: where an id comes again, another begins
+    number = [[sum(a != b for a, b in pairwise(row[: i + 1])) for i in range(LENGTH)] for row in ids]
     real = draw(st.lists(st.integers(0, LENGTH), min_size=ROWS, max_size=ROWS))
     return {
         "causal": (causal(), lambda b, q, k: k <= q),
         "window": (window(size), lambda b, q, k: abs(q - k) < size),
-        "documents": (documents(torch.tensor(ids)), lambda b, q, k: ids[b][q] == ids[b][k]),
+        "documents": (documents(torch.tensor(ids)), lambda b, q, k: number[b][q] == number[b][k]),
         "right": (padding(torch.tensor(real)), lambda b, q, k: k < real[b]),
         "left": (padding(torch.tensor(real), total=LENGTH, left=True), lambda b, q, k: k >= LENGTH - real[b]),
         "everything": (Mask(), lambda b, q, k: True),
@@ -84,6 +88,24 @@ def test_the_causal_flag_is_raised_for_the_lower_triangle_only(case: tuple[Mask,
 def test_the_causal_flag_is_raised_where_a_fused_kernel_needs_it() -> None:
     assert causal().is_causal and (causal() & causal()).is_causal
     assert not Mask().is_causal and not (causal() & window(3)).is_causal and not (causal() | window(3)).is_causal
+
+
+@given(masks, st.integers(0, ROWS - 1), st.integers(0, LENGTH - 1), st.data())
+def test_an_excerpt_is_the_mask_of_its_positions(
+    case: tuple[Mask, Predicate], row: int, start: int, data: st.DataObject
+) -> None:
+    mask, _ = case
+    run = Run(row, data.draw(st.integers(1, ROWS - row)), start, data.draw(st.integers(start + 1, LENGTH)))
+    whole = mask.dense(LENGTH, LENGTH).expand(ROWS, 1, -1, -1)[run.row : run.row + run.n_rows]
+    part = mask.excerpt(run).dense(run.length, run.length).expand(run.n_rows, 1, -1, -1)
+    assert torch.equal(part, whole[..., run.start : run.stop, run.start : run.stop])
+
+
+def test_documents_are_found_row_by_row_and_whole_rows_stand_together() -> None:
+    ids = torch.tensor([[3, 3, 3, 3], [5, 5, 5, 5], [0, 1, 1, 0], [7, 7, 7, 7]])
+    found = Documents(ids).runs(4)
+    assert found == [Run(0, 2, 0, 4), Run(2, 1, 0, 1), Run(2, 1, 1, 3), Run(2, 1, 3, 4), Run(3, 1, 0, 4)]
+    assert Documents(ids[2:3]).runs(2) == [Run(row, 1, a, b) for row in (0, 1) for a, b in ((0, 1), (1, 3), (3, 4))]
 
 
 @given(masks, masks)

@@ -80,11 +80,13 @@ class LinearMixer(Mixer, config=Linear):
         if unknown or (context.crossed and not {*kinds} <= {Padding}):
             return self.dense(q, k, v, x, context, None)
         if Causal in kinds:
-            return self._scanned(q, k, v, context, self.begin(len(v), v))[0]
+            features, width = self.features(q, k, v, context), v.shape[-1] + 1
+            memory = features[0].new_zeros(*q.shape[:2], q.shape[-1], width)
+            return self._chunks(*features, memory, context)[0].to(q.dtype)
         if context.documents is not None:
             return self._both_ways_by_document(q, k, v, x, context)
         dtype = q.dtype
-        q, k, v = self._features(q, k, v, context)
+        q, k, v = self.features(q, k, v, context)
         return self._normalise(q @ (k.mT @ v)).to(dtype)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LinearState, tape: Tape | None):
@@ -94,16 +96,15 @@ class LinearMixer(Mixer, config=Linear):
             raise AnalysisUnavailable(
                 f'layer {self.dims.layer}: "linear" scans causal attention only; use form="parallel" here.'
             )
-        return self._scanned(q, k, v, context, state)
+        features = self.features(q, k, v, context)
+        memory = torch.cat((state.memory, state.weight), -1).to(features[0].dtype)
+        z, memory = self._chunks(*features, memory, context)
+        return z.to(q.dtype), LinearState(memory[..., :-1], memory[..., -1:])
 
-    def _scanned(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: LinearState
-    ) -> tuple[Tensor, LinearState]:
-        dtype, documents = q.dtype, context.numbered(q.shape[-2])
-        q, k, v = self._features(q, k, v, context)
-        memory = torch.cat((state.memory, state.weight), -1).to(q.dtype)
-        total, memory = chunked(q, k, v, q.new_ones(q.shape[-3]), memory, documents=documents)
-        return self._normalise(total).to(dtype), LinearState(memory[..., :-1], memory[..., -1:])
+    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        alike = q.new_ones(q.shape[-3])
+        total, memory = chunked(q, k, v, alike, memory, documents=context.numbered(q.shape[-2]))
+        return self._normalise(total), memory
 
     def _both_ways_by_document(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context) -> Tensor:
         runs = documents_of(context, q.shape[-2], k.shape[-2], len(q))
@@ -126,7 +127,7 @@ class LinearMixer(Mixer, config=Linear):
         """Return the features of queries or keys, in float32 at least: their sums run over the whole past."""
         return FEATURE_MAPS[self.config.feature_map](u.to(torch.promote_types(u.dtype, torch.float32)))
 
-    def _features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Return phi(q), phi(k) with padding hidden, and v with a column of ones that sums the weights."""
         k, v = per_query_head(self.phi(k), q), per_query_head(v, q)
         real = context.real_keys(k.shape[-2], "linear")
