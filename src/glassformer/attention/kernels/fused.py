@@ -1,5 +1,6 @@
 """Softmax attention by the library's fused kernels, which never make the pattern."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.blocked import is_blocked, windowed
 from glassformer.attention.packed import by_document, documents_of
 
 
@@ -22,6 +24,8 @@ def fused_softmax(
             return fused_softmax(q, k, v, scale, context, size)
 
         return by_document(alone, context, runs, q, k, v)
+    if is_blocked(context, n, m, size):
+        return windowed(q, k, v, context, size, partial(_attend_masked, scale=scale))
     grouped = k.shape[-3] != q.shape[-3]
     bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
@@ -57,9 +61,11 @@ def fused_softmax_with_sinks(
         return by_document(alone, context, runs, q, k, v)
     grouped = k.shape[-3] != q.shape[-3]
     logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
-    q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1, 1, 0))
-    k[..., 0, -1] = 1
-    v = F.pad(v, (0, 0, 1, 0))
+    q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1))
+    sink = F.pad(torch.zeros_like(k[..., :1, :-1]), (0, 1), value=1.0), torch.zeros_like(v[..., :1, :])
+    if is_blocked(context, n, m, size):
+        return windowed(q, k, v, context, size, partial(_attend_masked, scale=scale), sink)
+    k, v = torch.cat((sink[0], k), -2), torch.cat((sink[1], v), -2)
     bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
         # one more query, so that each sees one more key
@@ -88,6 +94,11 @@ def _attend_by_group(
         mask = mask.unflatten(1, (groups, shared)).flatten(2, 3) if of_heads else mask.repeat(1, 1, shared, 1)
     rows = q.unflatten(1, (groups, shared)).flatten(2, 3)
     return _attend(rows, k, v, attn_mask=mask, scale=scale).unflatten(2, (shared, -1)).flatten(1, 2)
+
+
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    mask = mask.to(q.dtype) if mask.is_floating_point() else mask
+    return _attend(q, k, v, attn_mask=mask, scale=scale, enable_gqa=k.shape[-3] != q.shape[-3])
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Float[Tensor, "batch head pos d_value"]:

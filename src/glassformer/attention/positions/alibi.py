@@ -62,6 +62,7 @@ class AlibiPositions(Positions):
     def __init__(self, config: Alibi, n_heads: int) -> None:
         super().__init__(config)
         self.n_heads = n_heads
+        self.bias_by_offset = config.rounded is None
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         key = (self.key, self.n_heads)

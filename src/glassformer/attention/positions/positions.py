@@ -52,6 +52,8 @@ class Positions(nn.Module):
     """Leaves everything as it is; kinds replace the methods they need."""
 
     has_bias = False
+    # whether what is added to a score depends on how far apart query and key are, and not on where
+    bias_by_offset = False
     # whether scores are more than the product of query and key
     has_scores = False
     # whether a score depends on the distance through the product of query and key

@@ -73,6 +73,7 @@ class RelativeBias(PositionsConfig, kind="relative_bias"):
 
 class RelativeBiasPositions(Positions):
     has_bias = True
+    bias_by_offset = True
 
     def __init__(self, config: RelativeBias, n_heads: int) -> None:
         super().__init__(config)

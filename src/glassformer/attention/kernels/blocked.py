@@ -1,0 +1,141 @@
+"""Softmax attention within a window, in blocks: each block of queries meets the blocks of keys that its window reaches.
+
+    queries of block i          rows i r, …, i r + r - 1
+    keys they meet              blocks i - back, …, i + ahead, masked to the window
+
+Time and memory grow with length times window; a mask over all pairs is never made. Blocks are half a window long:
+longer ones would meet more keys that the window hides, shorter ones copy each key more often.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from glassformer.attention.context import Causal, Context, Window
+
+LONGEST, SHORTEST = 128, 32  # rows of a block
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def window_of(context: Context, size: int | None) -> int | None:
+    """Return how far apart a query and a key are at most, plus one, by the mask and by what a mechanism says."""
+    sizes = [term.size for term in context.mask.terms if isinstance(term, Window)]
+    return min(sizes + ([] if size is None else [size]), default=None)
+
+
+def is_blocked(context: Context, n_queries: int, n_keys: int, size: int | None) -> bool:
+    """Whether blocks are quicker than the mask of all pairs, and can say what it says."""
+    reach = window_of(context, size)
+    if reach is None or context.crossed or n_queries != n_keys:
+        return False
+    if context.biased and not (context.encoding.bias_by_offset and context.first is not None):
+        return False
+    rows, back = _blocks(reach)
+    met = rows * (1 + back + (0 if context.looks_back else back))
+    return n_queries >= 2 * met
+
+
+def windowed(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch kv_head pos d_head"],
+    v: Float[Tensor, "batch kv_head pos d_value"],
+    context: Context,
+    size: int | None,
+    attend: Attend,
+    sink: tuple[Tensor, Tensor] | None = None,
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return attention within a window of texts that `is_blocked`.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        context: Facts of the pass.
+        size: The window, where the mask has none or a wider one.
+        attend: Called with the queries, keys and values of some blocks, `block head row d`, and what is added to their
+            scores or allowed: the library's kernel.
+        sink: A key and a value that every query meets, `batch kv_head 1 d` each.
+    """
+    reach, n, batch = window_of(context, size), q.shape[-2], len(q)
+    assert reach is not None, "asked of what is blocked"
+    rows, back = _blocks(reach)
+    ahead = 0 if context.looks_back else back
+    queries = _neighbours(q, rows, 0, 0)
+    keys, values = _neighbours(k, rows, back, ahead), _neighbours(v, rows, back, ahead)
+    if sink is not None:
+        keys, values = (
+            torch.cat((extra[:, None].expand(-1, x.shape[1], -1, -1, -1), x), -2)
+            for extra, x in zip(sink, (keys, values), strict=True)
+        )
+    blocks = queries.shape[1]
+    alike = all(isinstance(term, (Causal, Window)) for term in context.mask.terms)
+    z = []
+    for first, last in _pieces(blocks, back, ahead, alike):
+        allowed = _allowed(context, reach, torch.arange(first, first + 1 if alike else last), rows, back, ahead, n)
+        mask = _with_bias(allowed, context, first, rows, back) if context.biased else allowed
+        if sink is not None:
+            mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+        if not alike:
+            mask = mask.expand(batch, *mask.shape[1:])
+        mixed = attend(*(x[:, first:last].flatten(0, 1) for x in (queries, keys, values)), mask.flatten(0, 1))
+        if sink is None and not context.sees_itself:
+            mixed = mixed.masked_fill(~mask.flatten(0, 1).any(-1, keepdim=True), 0.0)
+        z.append(mixed.unflatten(0, (batch, -1)))
+    return torch.cat(z, 1).movedim(1, 2).flatten(2, 3)[..., :n, :]
+
+
+def _blocks(reach: int) -> tuple[int, int]:
+    """Return the rows of a block, and how many blocks before one its window reaches into."""
+    rows = max(SHORTEST, min(LONGEST, reach // 2))
+    return rows, -(-(reach - 1) // rows)
+
+
+def _pieces(blocks: int, back: int, ahead: int, alike: bool) -> list[tuple[int, int]]:
+    """Return which blocks go together, first and last: those whose window leaves the text by themselves."""
+    if not alike:
+        return [(0, blocks)]
+    start, stop = min(back, blocks), max(min(back, blocks), blocks - ahead - 1)
+    edges = [(i, i + 1) for i in range(start)], [(i, i + 1) for i in range(stop, blocks)]
+    return [*edges[0], *([(start, stop)] if stop > start else []), *edges[1]]
+
+
+def _neighbours(
+    x: Float[Tensor, "batch head pos d"], rows: int, back: int, ahead: int
+) -> Float[Tensor, "batch block head key d"]:
+    """Return each block with those before and after it; zeros stand where there is no text."""
+    n = x.shape[-2]
+    blocks = -(-n // rows)
+    x = F.pad(x, (0, 0, back * rows, (blocks + ahead) * rows - n)).unflatten(-2, (-1, rows))
+    beside = [x[..., i : i + blocks, :, :] for i in range(back + 1 + ahead)]
+    return torch.cat(beside, -2).movedim(2, 1)
+
+
+def _allowed(
+    context: Context, reach: int, blocks: Int[Tensor, " block"], rows: int, back: int, ahead: int, n: int
+) -> Bool[Tensor, "b block 1 row key"]:
+    """Return which keys beside a block its queries may attend to."""
+    device = context.positions.device
+    start = (blocks.to(device) * rows)[:, None, None]
+    # what pads the last block looks as the last query does, so that no row is empty
+    q = (start + torch.arange(rows, device=device)[:, None]).clamp_max(n - 1)
+    k = start + torch.arange(-back * rows, (1 + ahead) * rows, device=device)
+    b = torch.arange(context.mask.batch, device=device)[:, None, None, None]
+    there = (k >= 0) & (k < n) & ((q - k).abs() < reach)
+    return (context.mask.allows(b, q, k.clamp(0, n - 1)) & there)[:, :, None]
+
+
+def _with_bias(
+    allowed: Bool[Tensor, "b block 1 row key"], context: Context, block: int, rows: int, back: int
+) -> Float[Tensor, "b block head row key"]:
+    """Return what positions add to the scores of a block, -inf where it may not attend."""
+    n_keys, device = allowed.shape[-1], allowed.device
+    # distances alone count, so that places before the text will do
+    q = block * rows + torch.arange(rows, device=device)[None]
+    k = (block - back) * rows + torch.arange(n_keys, device=device)[None]
+    bias = context.encoding.bias(replace(context, positions=q, key_positions=k, memo={}))
+    return bias[:, None].masked_fill(~allowed, float("-inf"))
