@@ -41,7 +41,7 @@ def layer(mixer: Softmax, positions: PositionsConfig | None = None, n_kv_heads: 
 def both_routes(attention: Layer, n: int, context: Context, batch: int = 1) -> None:
     """Compare outputs and gradients of the route by blocks with those by way of the pattern."""
     x = stream(batch, n).requires_grad_()
-    assert blocked.is_blocked(context, n, n, attention.config.mixer.window)
+    assert blocked.is_blocked(context, n, n, attention.mixer.config.window)
     found = []
     for tape in (None, attention.tape("pattern")):
         out = attention(x, context, tape=tape)

@@ -82,7 +82,8 @@ def windowed(
             mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
         if not alike:
             mask = mask.expand(batch, *mask.shape[1:])
-        mixed = attend(*(x[:, first:last].flatten(0, 1) for x in (queries, keys, values)), mask.flatten(0, 1))
+        q, k, v = (x[:, first:last].flatten(0, 1) for x in (queries, keys, values))
+        mixed = attend(q, k, v, mask.flatten(0, 1))
         if sink is None and not context.sees_itself:
             mixed = mixed.masked_fill(~mask.flatten(0, 1).any(-1, keepdim=True), 0.0)
         z.append(mixed.unflatten(0, (batch, -1)))
