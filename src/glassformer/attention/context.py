@@ -308,6 +308,11 @@ class Context:
         """Whether the layer's positions make something else of a score of queries and keys."""
         return self.encoding is not None and self.encoding.has_scores
 
+    @property
+    def makes_scores_in_parts(self) -> bool:
+        """Whether the scores that the layer's positions make are products, if each of its own queries and keys."""
+        return self.makes_scores and self.encoding.has_parts(self)
+
     def scores(self, score: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor) -> Tensor:
         """Return the score of every query with every key, or what the layer's positions make of it."""
         return self.encoding.scores(score, q, k, self) if self.makes_scores else score(q, k)
@@ -334,9 +339,12 @@ class Context:
     def excerpt(self, run: Run) -> "Context":
         """Return the context of a run: of some rows of a pass, and some consecutive positions."""
         if run not in self.memo:
-            self.memo[run] = self.mask.excerpt(run), *map(run.of_positions, (self.positions, self.key_positions)), {}
-        mask, positions, keys, memo = self.memo[run]
-        return replace(self, mask=mask, positions=positions, key_positions=keys, first=None, memo=memo)
+            positions, keys = run.of_positions(self.positions), run.of_positions(self.key_positions)
+            counted = positions[:1, :1] + torch.arange(run.length, device=positions.device)
+            first = int(positions[0, 0]) if torch.equal(positions, counted.expand_as(positions)) else None
+            self.memo[run] = self.mask.excerpt(run), positions, keys, first, {}
+        mask, positions, keys, first, memo = self.memo[run]
+        return replace(self, mask=mask, positions=positions, key_positions=keys, first=first, memo=memo)
 
     @property
     def sees_itself(self) -> bool:

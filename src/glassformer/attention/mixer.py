@@ -207,6 +207,11 @@ class Mixer(nn.Module):
         self.only_dense = (self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether `fast` leaves mixing to positions that make scores, where those are products all the same."""
+        return False
+
+    @property
     def scale(self) -> float:
         """What products of `queries` and keys are multiplied by; bilinear scores are such products."""
         return self.dims.d_head**-0.5
@@ -244,7 +249,8 @@ class Mixer(nn.Module):
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
         k = context.read(k)
-        if not context.makes_scores and context.dropout == 0 and not self.wants_dense(tape):
+        parts = context.makes_scores_in_parts and self.takes_parts and q.shape[-2] == k.shape[-2]
+        if (parts or not context.makes_scores) and context.dropout == 0 and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
 

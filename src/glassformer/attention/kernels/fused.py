@@ -24,6 +24,9 @@ def fused_softmax(
             return fused_softmax(q, k, v, scale, context, size)
 
         return by_document(alone, context, runs, q, k, v)
+    if context.makes_scores_in_parts:
+        shared = q.shape[-3] // k.shape[-3]
+        return context.encoding.mix(q, *(x.repeat_interleave(shared, -3) for x in (k, v)), scale)
     if is_blocked(context, n, m, size):
         return windowed(q, k, v, context, size, partial(_attend_masked, scale=scale))
     grouped = k.shape[-3] != q.shape[-3]

@@ -69,6 +69,10 @@ class DifferentialMixer(Mixer, config=Differential):
         self.lambdas = nn.Parameter(torch.empty(4, dims.d_head))
         nn.init.normal_(self.lambdas, std=0.1)
 
+    @property
+    def takes_parts(self) -> bool:
+        return True
+
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         scores = site(tape, self.at.scores, scaled_scores(q, k, self.dims.d_head**-0.5, context))
         patterns = masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))

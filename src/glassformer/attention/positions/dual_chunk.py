@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.parts import Part, in_parts
 from glassformer.attention.positions.positions import Positions, PositionsConfig
 from glassformer.attention.positions.rotary import Rope
 from glassformer.config import require
@@ -58,6 +60,11 @@ class DualChunk(PositionsConfig, kind="dual_chunk"):
         return DualChunkPositions(self, dims)
 
 
+def by_chunk(x: Float[Tensor, "batch head pos d"], size: int) -> Float[Tensor, "chunk_and_batch head row d"]:
+    """Return a row for each chunk of each text: all texts' first, then all texts' second."""
+    return x.unflatten(-2, (-1, size)).movedim(2, 0).flatten(0, 1)
+
+
 class DualChunkPositions(Positions):
     has_scores = True
     rotates = True
@@ -92,6 +99,34 @@ class DualChunkPositions(Positions):
         for _ in range(q.ndim - 3):
             chunks = chunks.unsqueeze(1)
         return torch.where(chunks <= 0, own, torch.where(chunks == 1, before, earlier))
+
+    def has_parts(self, context: Context) -> bool:
+        return context.is_causal and context.first == 0
+
+    def mix(
+        self,
+        q: Float[Tensor, "batch head pos d_head"],
+        k: Float[Tensor, "batch head pos d_head"],
+        v: Float[Tensor, "batch head pos d_value"],
+        scale: float,
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        size, last, n, batch = self.config.chunk, self.config.length - 1, q.shape[-2], len(q)
+        # what fills the last chunk comes after all positions, and no position looks ahead
+        q, k, v = (F.pad(x, (0, 0, 0, -n % size)) for x in (q, k, v))
+        within = torch.arange(q.shape[-2], device=q.device)[None] % size
+        own, before, earlier = (
+            by_chunk(self.rope.placed_at(q, places), size)
+            for places in (within, (within + size).clamp_max(last), torch.full_like(within, last))
+        )
+        keys, values = by_chunk(k, size), by_chunk(v, size)
+        parts = [Part(0, own, keys, values, causal=True)]
+        if len(own) > batch:
+            parts.append(Part(batch, before[batch:], keys[:-batch], values[:-batch]))
+        for i in range(2, len(own) // batch):
+            past, blocks = slice(0, (i - 1) * size), slice(i * batch, (i + 1) * batch)
+            parts.append(Part(i * batch, earlier[blocks], k[..., past, :], v[..., past, :]))
+        z = in_parts(parts, scale).unflatten(0, (-1, batch))
+        return z.movedim(0, 2).flatten(2, 3)[..., :n, :]
 
     def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
         return 2 * 2 * dims.n_heads * n_queries * n_keys * dims.d_head

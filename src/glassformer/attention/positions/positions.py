@@ -99,6 +99,20 @@ class Positions(nn.Module):
         """Return what stands for `score(q, k)`, of queries and keys as `rotate` leaves them."""
         raise AssertionError("has_scores says whether this is defined")
 
+    def has_parts(self, context: Context) -> bool:
+        """Whether `mix` is defined of a pass without state: scores are products, if of several queries."""
+        return False
+
+    def mix(
+        self,
+        q: Float[Tensor, "batch head pos d_head"],
+        k: Float[Tensor, "batch head pos d_head"],
+        v: Float[Tensor, "batch head pos d_value"],
+        scale: float,
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        """Return the values mixed by the softmax of `scores` of products, times `scale`, without making them."""
+        raise AssertionError("has_parts says whether this is defined")
+
     def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
         """Return the operations of `scores` beyond those of one product per stream."""
         return 0
