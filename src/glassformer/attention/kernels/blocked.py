@@ -7,7 +7,7 @@ Time and memory grow with length times window; a mask over all pairs is never ma
 longer ones would meet more keys that the window hides, shorter ones copy each key more often.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -61,33 +61,56 @@ def windowed(
             scores or allowed: the library's kernel.
         sink: A key and a value that every query meets, `batch kv_head 1 d` each.
     """
+    z = []
+    for query, key, value, mask in window_pieces(q, k, v, context, size):
+        if sink is not None:
+            mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+            key, value = (
+                torch.cat((extra.repeat(len(x) // len(extra), 1, 1, 1), x), -2)
+                for extra, x in zip(sink, (key, value), strict=True)
+            )
+        mixed = attend(query, key, value, mask)
+        if sink is None and not context.sees_itself:
+            seen = mask if mask.dtype == torch.bool else mask > float("-inf")
+            mixed = mixed.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+        z.append(mixed)
+    return joined(torch.cat(z), len(q), q.shape[-2])
+
+
+def window_pieces(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch kv_head pos d_head"],
+    v: Float[Tensor, "batch kv_head pos d_value"],
+    context: Context,
+    size: int | None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield queries, keys, values and mask of all blocks, several at a time, as `block_and_batch head row d`."""
     reach, n, batch = window_of(context, size), q.shape[-2], len(q)
     assert reach is not None, "asked of what is blocked"
     rows, back = _blocks(reach)
     ahead = 0 if context.looks_back else back
     queries = _neighbours(q, rows, 0, 0)
     keys, values = _neighbours(k, rows, back, ahead), _neighbours(v, rows, back, ahead)
-    if sink is not None:
-        keys, values = (
-            torch.cat((extra[:, None].expand(-1, x.shape[1], -1, -1, -1), x), -2)
-            for extra, x in zip(sink, (keys, values), strict=True)
-        )
-    blocks = queries.shape[1]
+    blocks = len(queries)
     alike = all(isinstance(term, (Causal, Window)) for term in context.mask.terms)
-    z = []
     for first, last in _pieces(blocks, back, ahead, alike):
-        allowed = _allowed(context, reach, torch.arange(first, first + 1 if alike else last), rows, back, ahead, n)
-        mask = _with_bias(allowed, context, first, rows, back) if context.biased else allowed
-        if sink is not None:
-            mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+        mask = _allowed(context, reach, torch.arange(first, first + 1 if alike else last), rows, back, ahead, n)
+        if context.biased:
+            mask = _with_bias(mask, context, first, rows, back)
         if not alike:
-            mask = mask.expand(batch, *mask.shape[1:])
-        q, k, v = (x[:, first:last].flatten(0, 1) for x in (queries, keys, values))
-        mixed = attend(q, k, v, mask.flatten(0, 1))
-        if sink is None and not context.sees_itself:
-            mixed = mixed.masked_fill(~mask.flatten(0, 1).any(-1, keepdim=True), 0.0)
-        z.append(mixed.unflatten(0, (batch, -1)))
-    return torch.cat(z, 1).movedim(1, 2).flatten(2, 3)[..., :n, :]
+            mask = mask.expand(-1, batch, *mask.shape[2:])
+        query, key, value = (x[first:last].flatten(0, 1) for x in (queries, keys, values))
+        yield query, key, value, mask.flatten(0, 1)
+
+
+def in_blocks(x: Float[Tensor, "batch head pos d"], size: int) -> Float[Tensor, "block_and_batch head row d"]:
+    """Return queries as `window_pieces` has them, all blocks of them."""
+    return _neighbours(x, _blocks(size)[0], 0, 0).flatten(0, 1)
+
+
+def joined(z: Float[Tensor, "block_and_batch head row d"], batch: int, n: int) -> Float[Tensor, "batch head pos d"]:
+    """Return texts of their blocks."""
+    return z.unflatten(0, (-1, batch)).movedim(0, 2).flatten(2, 3)[..., :n, :]
 
 
 def _blocks(reach: int) -> tuple[int, int]:
@@ -107,36 +130,36 @@ def _pieces(blocks: int, back: int, ahead: int, alike: bool) -> list[tuple[int, 
 
 def _neighbours(
     x: Float[Tensor, "batch head pos d"], rows: int, back: int, ahead: int
-) -> Float[Tensor, "batch block head key d"]:
+) -> Float[Tensor, "block batch head key d"]:
     """Return each block with those before and after it; zeros stand where there is no text."""
     n = x.shape[-2]
     blocks = -(-n // rows)
     x = F.pad(x, (0, 0, back * rows, (blocks + ahead) * rows - n)).unflatten(-2, (-1, rows))
     beside = [x[..., i : i + blocks, :, :] for i in range(back + 1 + ahead)]
-    return torch.cat(beside, -2).movedim(2, 1)
+    return torch.cat(beside, -2).movedim(2, 0)
 
 
 def _allowed(
     context: Context, reach: int, blocks: Int[Tensor, " block"], rows: int, back: int, ahead: int, n: int
-) -> Bool[Tensor, "b block 1 row key"]:
+) -> Bool[Tensor, "block b 1 row key"]:
     """Return which keys beside a block its queries may attend to."""
     device = context.positions.device
-    start = (blocks.to(device) * rows)[:, None, None]
+    start = (blocks.to(device) * rows)[:, None, None, None]
     # what pads the last block looks as the last query does, so that no row is empty
     q = (start + torch.arange(rows, device=device)[:, None]).clamp_max(n - 1)
     k = start + torch.arange(-back * rows, (1 + ahead) * rows, device=device)
-    b = torch.arange(context.mask.batch, device=device)[:, None, None, None]
+    b = torch.arange(context.mask.batch, device=device)[:, None, None]
     there = (k >= 0) & (k < n) & ((q - k).abs() < reach)
     return (context.mask.allows(b, q, k.clamp(0, n - 1)) & there)[:, :, None]
 
 
 def _with_bias(
-    allowed: Bool[Tensor, "b block 1 row key"], context: Context, block: int, rows: int, back: int
-) -> Float[Tensor, "b block head row key"]:
+    allowed: Bool[Tensor, "block b 1 row key"], context: Context, block: int, rows: int, back: int
+) -> Float[Tensor, "block b head row key"]:
     """Return what positions add to the scores of a block, -inf where it may not attend."""
     n_keys, device = allowed.shape[-1], allowed.device
     # distances alone count, so that places before the text will do
     q = block * rows + torch.arange(rows, device=device)[None]
     k = (block - back) * rows + torch.arange(n_keys, device=device)[None]
     bias = context.encoding.bias(replace(context, positions=q, key_positions=k, memo={}))
-    return bias[:, None].masked_fill(~allowed, float("-inf"))
+    return bias[None].masked_fill(~allowed, float("-inf"))

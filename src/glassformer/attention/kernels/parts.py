@@ -43,24 +43,45 @@ class Part(NamedTuple):
 
 
 def in_parts(parts: Sequence[Part], scale: float) -> Float[Tensor, "block head row d_value"]:
-    """Return one softmax over the keys of all parts; a row that meets none is zero. The first part has all blocks."""
+    """Return one softmax over the keys of all parts; a row that meets none is zero."""
     query = parts[0].query
-    layout = tuple((part.blocks, part.allowed, part.causal) for part in parts)
-    tensors = [tensor for part in parts for tensor in (part.query, part.key, part.value)]
     if query.device.type != "cpu" or torch.compiler.is_compiling():
-        return _plainly(scale, layout, tensors)
+        return by_all_scores(parts, scale)
+    tensors = [tensor for part in parts for tensor in (part.query, part.key, part.value)]
     width = max(tensor.shape[-1] for tensor in tensors)
     # the kernel wants one width, and float32 at least for its derivative
     kind = torch.promote_types(query.dtype, torch.float32)
     tensors = [F.pad(tensor, (0, width - tensor.shape[-1])).to(kind) for tensor in tensors]
+    layout = tuple((part.blocks, part.allowed, part.causal) for part in parts)
     z = _InParts.apply(scale, layout, *tensors)
     return z[..., : parts[0].value.shape[-1]].to(query.dtype)  # type: ignore[index]
+
+
+def by_all_scores(parts: Sequence[Part], scale: float) -> Float[Tensor, "block head row d_value"]:
+    """Return the same by way of every part's scores; its derivative has one."""
+    mixed, lse, blocks = [], [], _n_blocks([part.blocks for part in parts])
+    for part in parts:
+        scores, allowed = part.query @ part.key.mT * scale, part.allowed
+        if part.causal:
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        own = scores.logsumexp(-1)
+        weights = (scores - own.masked_fill(own == float("-inf"), 0.0)[..., None]).exp()
+        beside = (0, 0) * 2 + (part.blocks.start, blocks - part.blocks.stop)
+        mixed.append(F.pad(weights @ part.value, (0, 0, *beside)))
+        lse.append(F.pad(own, beside, value=float("-inf")))
+    total = torch.stack(lse)
+    empty = (total == float("-inf")).all(0)
+    shares = total.masked_fill(empty, 0.0).softmax(0).masked_fill(empty, 0.0)
+    return (shares[..., None] * torch.stack(mixed)).sum(0)
 
 
 class _InParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, layout: tuple[Any, ...], *tensors: Tensor) -> Tensor:
-        z, lse = torch.zeros_like(tensors[0]), tensors[0].new_full(tensors[0].shape[:-1], float("-inf"))
+        z = tensors[0].new_zeros(_n_blocks([blocks for blocks, _, _ in layout]), *tensors[0].shape[1:])
+        lse = z.new_full(z.shape[:-1], float("-inf"))
         for (blocks, allowed, causal), (q, k, v) in zip(layout, _threes(tensors), strict=True):
             out, own = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, 0.0, causal, attn_mask=allowed if allowed is None else _added(allowed, q), scale=scale
@@ -90,30 +111,13 @@ class _InParts(torch.autograd.Function):
         return None, None, *found
 
 
+def _n_blocks(blocks: Sequence[slice]) -> int:
+    return max(some.stop for some in blocks)
+
+
 def _threes(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     return [tensors[i : i + 3] for i in range(0, len(tensors), 3)]
 
 
 def _added(allowed: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, float("-inf"))
-
-
-def _plainly(scale: float, layout: tuple[Any, ...], tensors: Sequence[Tensor]) -> Tensor:
-    """Return the same by way of all scores; its derivative has one."""
-    mixed, lse = [], []
-    for (blocks, allowed, causal), (q, k, v) in zip(layout, _threes(tensors), strict=True):
-        scores = q @ k.mT * scale
-        if causal:
-            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, float("-inf"))
-        own = scores.logsumexp(-1)
-        weights = (scores - own.masked_fill(own == float("-inf"), 0.0)[..., None]).exp()
-        after = len(tensors[0]) - blocks.stop
-        beside = (0, 0) * 2 + (blocks.start, after)
-        mixed.append(F.pad(weights @ v, (0, 0, *beside)))
-        lse.append(F.pad(own, beside, value=float("-inf")))
-    total = torch.stack(lse)
-    empty = (total == float("-inf")).all(0)
-    shares = total.masked_fill(empty, 0.0).softmax(0).masked_fill(empty, 0.0)
-    return (shares[..., None] * torch.stack(mixed)).sum(0)

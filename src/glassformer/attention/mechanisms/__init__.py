@@ -9,11 +9,12 @@ from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mechanisms.streaming import Streaming
 from glassformer.attention.mechanisms.sum_normalised import SumNormalised
 from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
-    "RefinedWasserstein", "Softmax", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "RefinedWasserstein", "Softmax", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

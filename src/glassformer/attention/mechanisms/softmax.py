@@ -65,8 +65,6 @@ class Softmax(SoftmaxWeights, kind="softmax"):
 
 
 class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):
-    config: Softmax
-
     @property
     def takes_parts(self) -> bool:
         return self.sinks is None and self.config.window is None and not self.needs_scores

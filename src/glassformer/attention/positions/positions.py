@@ -123,7 +123,8 @@ class Positions(nn.Module):
 
     def within(self, context: Context) -> Context:
         """Return the context as the mechanism sees it: with what is done to keys that are read, and to scores."""
-        return replace(context, encoding=self) if self.at_read or self.has_scores or self.has_bias else context
+        told = self.at_read or self.has_scores or self.has_bias or self.rotates
+        return replace(context, encoding=self) if told else context
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
         """Return queries as they meet a key `offset` positions before them: turned by R(offset), the key left alone.
@@ -134,6 +135,12 @@ class Positions(nn.Module):
             AnalysisUnavailable: Rotation goes by the length of a pass, and only passes longer than any trained on reach
                 this far.
         """
+        return q
+
+    def earlier(
+        self, q: Float[Tensor, "batch *n pos d_head"], by: Int[Tensor, "b pos"]
+    ) -> Float[Tensor, "batch *n pos d_head"]:
+        """Return queries as `rotate` would have left them so many positions earlier."""
         return q
 
     def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> Float[Tensor, "*n d_head"]:

@@ -116,6 +116,13 @@ class RopePositions(Positions):
     def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> Float[Tensor, "*n d_head"]:
         return self._turn_by(rows, *self._row(position, rows))
 
+    def earlier(
+        self, q: Float[Tensor, "batch *n pos d_head"], by: Int[Tensor, "b pos"]
+    ) -> Float[Tensor, "batch *n pos d_head"]:
+        cos, sin = self.config.rows(-by, self.d_turned, q.dtype)
+        # a second turn, without what the first has multiplied by
+        return self._turn_rows(q, cos / self.config.amplitude, sin / self.config.amplitude)
+
     def outgrows(self, before: int, after: int) -> bool:
         # keys that are turned when they are read are turned by how long the text is then
         return not self.at_read and self.config.scaling is not None and self.config.scaling.outgrows(before, after)
