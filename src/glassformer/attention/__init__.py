@@ -5,6 +5,7 @@ from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import (
+    AdaptiveSpan,
     Additive,
     Concat,
     ConcatLinear,
@@ -63,6 +64,7 @@ from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
 
 __all__ = [
+    "AdaptiveSpan",
     "AdaptiveTemperature",
     "Additive",
     "Alibi",

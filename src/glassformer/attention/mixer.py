@@ -126,6 +126,8 @@ class MixerConfig(Config, family=True):
     mixer: ClassVar[type["Mixer"] | None] = None
     # whether the state is the keys and values of earlier positions
     stores_keys: ClassVar[bool] = True
+    # whether training decides how many positions the state has; `state_numbers` is the most there may be then
+    learns_reach: ClassVar[bool] = False
     # whether the state is kept in float32 at least, whatever the model's dtype
     wide_state: ClassVar[bool] = False
 
@@ -337,6 +339,10 @@ class Mixer(nn.Module):
             like.new_zeros(batch, *several(traits.streams), dims.n_kv_heads, 0, dims.d_head),
             like.new_zeros(batch, *several(traits.value_streams), dims.n_kv_heads, 0, dims.d_value),
         )
+
+    def penalty(self) -> Float[Tensor, ""] | None:
+        """Return what training adds to the loss for what the mechanism has come to spend, in nats; None for nothing."""
+        return None
 
     def cut(self, state: Any, length: int) -> Any:
         """Return the state as it was after its first `length` positions, if the config `keeps` that."""

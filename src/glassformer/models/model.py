@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.attention import Attention
+from glassformer.attention import Attention, Mixer
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
@@ -270,6 +272,12 @@ class Model(nn.Module):
     def sub_layer(self, path: str) -> SubLayer:
         """Return the sub-layer that a path is of, `decoder.blocks.3.attn`."""
         return next(layer for name in self.stacks for layer in self.sub_layers(name) if layer.path == path)
+
+    def penalty(self) -> Float[Tensor, ""] | None:
+        """Return what training adds to the loss for what mechanisms have come to spend, in nats; None for nothing."""
+        spent = [module.penalty() for module in self.modules() if isinstance(module, Mixer)]
+        found = [penalty for penalty in spent if penalty is not None]
+        return torch.stack(found).sum() if found else None
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""

@@ -230,7 +230,9 @@ class _Loop:
             # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
             share = part.counted / max(counted, 1)
             with _autocast(self.feed.device, config.precision):
-                value = self.loss(part.batch, config.smoothing) * share
+                value = self.loss(part.batch, config.smoothing)
+                penalty = self.model.penalty()
+                value = (value if penalty is None else value + penalty) * share
             value.backward()
             losses.append(value.detach())
         if step < config.steps:

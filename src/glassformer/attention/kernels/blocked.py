@@ -103,6 +103,12 @@ def window_pieces(
         yield query, key, value, mask.flatten(0, 1)
 
 
+def distances(size: int, device: torch.device) -> Int[Tensor, "row key"]:
+    """Return how far back each key lies that `window_pieces` puts beside a block of queries, if none looks ahead."""
+    rows, back = _blocks(size)
+    return torch.arange(rows, device=device)[:, None] - torch.arange(-back * rows, rows, device=device)
+
+
 def in_blocks(x: Float[Tensor, "batch head pos d"], size: int) -> Float[Tensor, "block_and_batch head row d"]:
     """Return queries as `window_pieces` has them, all blocks of them."""
     return _neighbours(x, _blocks(size)[0], 0, 0).flatten(0, 1)

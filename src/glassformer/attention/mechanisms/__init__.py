@@ -1,5 +1,6 @@
 """One file per mechanism: equation, config, mixer. Importing this package registers them all."""
 
+from glassformer.attention.mechanisms.adaptive_span import AdaptiveSpan
 from glassformer.attention.mechanisms.additive import Additive
 from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
@@ -15,6 +16,6 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
+    "AdaptiveSpan", "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
     "RefinedWasserstein", "Softmax", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip
