@@ -354,7 +354,8 @@ class AttentionLayer(SubLayerModule):
         mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
         return {
             **self.projection.flops(n, m),
-            "mixing": mixing + traits.streams * self.positions.extra_flops(n, m, dims),
+            "mixing": mixing
+            + traits.streams * self.positions.extra_flops(n, m, dims, n == m and self.mixer.takes_parts),
             "output": merged,
             "output gate": merged if self.merge.gate is not None else 0,
         }

@@ -128,8 +128,13 @@ class DualChunkPositions(Positions):
         z = in_parts(parts, scale).unflatten(0, (-1, batch))
         return z.movedim(0, 2).flatten(2, 3)[..., :n, :]
 
-    def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
-        return 2 * 2 * dims.n_heads * n_queries * n_keys * dims.d_head
+    def extra_flops(self, n_queries: int, n_keys: int, dims: Any, in_parts: bool) -> int:
+        if not in_parts:
+            return 2 * 2 * dims.n_heads * n_queries * n_keys * dims.d_head
+        # each chunk of queries meets its own keys and those of the chunks before it
+        chunks = -(-n_queries // self.config.chunk)
+        pairs = self.config.chunk**2 * chunks * (chunks + 1) // 2
+        return 2 * dims.n_heads * (pairs - n_queries * n_keys) * (dims.d_head + dims.d_value)
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> NoReturn:
         self._refuse(f"rotation by {offset} positions")

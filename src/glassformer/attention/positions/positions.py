@@ -113,8 +113,8 @@ class Positions(nn.Module):
         """Return the values mixed by the softmax of `scores` of products, times `scale`, without making them."""
         raise AssertionError("has_parts says whether this is defined")
 
-    def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
-        """Return the operations of `scores` beyond those of one product per stream."""
+    def extra_flops(self, n_queries: int, n_keys: int, dims: Any, in_parts: bool) -> int:
+        """Return the operations of `scores`, or of `mix`, less those of mixing all pairs by one product per stream."""
         return 0
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
