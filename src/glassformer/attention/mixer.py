@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
@@ -231,6 +231,15 @@ class Mixer(nn.Module):
         """
         return q
 
+    @property
+    def key_streams(self) -> Int[Tensor, "head stream"] | None:
+        """Which key stream of its group each stream of a head meets; None for the one of its own number."""
+        return None
+
+    def keys(self, k: Float[Tensor, "*lead kv_head key d_head"]) -> Float[Tensor, "*lead head key d_head"]:
+        """Return grouped keys by query head, as each head meets them."""
+        return k.repeat_interleave(self.dims.n_heads // k.shape[-3], -3)
+
     def normalised(
         self, scores: Float[Tensor, "*lead head query key"], *, empty_rows: bool = True, heads: slice = slice(None)
     ) -> Float[Tensor, "*lead head query key"]:
@@ -268,7 +277,7 @@ class Mixer(nn.Module):
                 return self.dense(q, k, v, x, context, None)
 
             return by_document(alone, context, runs, q, k, v, x)
-        return self.weighed(self.pattern(q, per_query_head(k, q), x, context, tape), v, q, context, tape)
+        return self.weighed(self.pattern(q, self.keys(k), x, context, tape), v, q, context, tape)
 
     def weighed(
         self,

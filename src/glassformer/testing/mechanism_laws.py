@@ -391,6 +391,8 @@ def test_grouped_heads_equal_a_plain_loop_over_heads(kind: str, data: st.DataObj
     for head in range(dims.n_heads):
         group = head // per_group
         q, k = values["query"][..., head : head + 1, :, :], values["key"][..., group : group + 1, :, :]
+        if layer.mixer.key_streams is not None:
+            k = k[:, layer.mixer.key_streams[head]]
         alone = one_head(layer, head, q, k, x)
         close(alone @ values["value"][:, group], values["z"][:, head])
 

@@ -260,7 +260,14 @@ class AttentionWeights:
 
     def expanded(self, side: Side, rows: Float[Tensor, " head *n"]) -> Float[Tensor, " _ *n"]:
         """Return rows by query head: keys once for each query head that uses them."""
-        return rows[self.group] if side == "key" and len(self.K) != len(self.Q) else rows
+        if side == "query":
+            return rows
+        rows = rows[self.group] if len(self.K) != len(self.Q) else rows
+        which = self.module.mixer.key_streams
+        if which is None:
+            return rows
+        head = torch.arange(len(rows), device=rows.device)[:, None]
+        return rows[head, which.to(rows.device)[self.which]]
 
     def _index(self, side: Side) -> Int[Tensor, " one"]:
         """Return the place of this one head, or of its key, in the whole layer."""

@@ -11,10 +11,17 @@ from glassformer.attention import Attention, Differential, Merge, Rope, Softmax,
 from glassformer.models import DecoderConfig, block
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.weights.heads import attention_views
 
 
-def layer(n_heads: int = 4, n_kv_heads: int | None = None, merge: Merge = Merge(), **kwargs: Any) -> Layer:  # noqa: B008
-    config = Attention(n_heads, n_kv_heads, d_head=4, mixer=Differential(0.3), merge=merge, **kwargs)
+def layer(
+    n_heads: int = 4,
+    n_kv_heads: int | None = None,
+    merge: Merge = Merge(),  # noqa: B008
+    mixer: Differential = Differential(0.3),  # noqa: B008
+    **kwargs: Any,
+) -> Layer:
+    config = Attention(n_heads, n_kv_heads, d_head=4, mixer=mixer, merge=merge, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 16, 0, "").double().eval()))
 
 
@@ -41,6 +48,33 @@ def test_grouped_streams_equal_a_loop_over_heads(seed: int, heads: tuple[int, in
         z = (maps[0] - scale * maps[1]) @ (x @ rows[2][g * 8 : g * 8 + 8].T)
         close(attention.read(x, "z")["z"][:, h], z)
         close(attention.read(x, "pattern")["pattern"][:, h], maps[0] - scale * maps[1])
+
+
+@given(seeds, st.sampled_from([(4, 4), (4, 2), (4, 1), (6, 3)]))
+def test_streams_in_a_row_equal_all_of_them_repeated(seed: int, heads: tuple[int, int]) -> None:
+    """As the authors' plain file has it: a row of all heads' streams, keys repeated one by one, then taken in pairs."""
+    n_heads, n_kv_heads = heads
+    attention, x = layer(n_heads, n_kv_heads, mixer=Differential(0.3, "in_a_row")), stream(2, 5, seed).requires_grad_()
+    rows = attention.module.projection.qkv.weight.split([n_heads * 8, n_kv_heads * 8, n_kv_heads * 8])
+    repeats = n_heads // n_kv_heads
+    q = (x @ rows[0].T).unflatten(-1, (2 * n_heads, 4)).transpose(1, 2)
+    k = (x @ rows[1].T).unflatten(-1, (2 * n_kv_heads, 4)).transpose(1, 2).repeat_interleave(repeats, 1)
+    v = (x @ rows[2].T).unflatten(-1, (n_kv_heads, 8)).transpose(1, 2).repeat_interleave(repeats, 1)
+    hidden = torch.ones(5, 5).triu(1).bool()
+    maps = (q @ k.mT / 2).masked_fill(hidden, -torch.inf).softmax(-1).unflatten(1, (n_heads, 2))
+    strong = strength(attention, x)
+    expected = maps[:, :, 0] - strong * maps[:, :, 1]
+    close(attention.read(x, "pattern")["pattern"], expected)
+    z = attention.tape("z", grad=True)
+    attention(x, tape=z)
+    close(z.values["z"], expected @ v)
+    found, other = (torch.autograd.grad(u.pow(3).sum(), x)[0] for u in (z.values["z"], expected @ v))
+    close(found, other)
+    # scores by weights alone
+    qk = attention_views(attention.module).qk().dense()
+    scores = attention.read(x, "scores")["scores"].movedim(1, 2)
+    made = torch.einsum("bnd,hsde,bme->bhsnm", x, qk, x) * attention.mixer.scale
+    close(made.masked_fill(hidden, 0.0), scores.masked_fill(hidden, 0.0))
 
 
 @given(seeds)

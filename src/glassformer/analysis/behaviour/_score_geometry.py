@@ -34,7 +34,7 @@ from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -209,7 +209,7 @@ def _pairs(
         # rows of padding see what is real
         there = torch.arange(n, device=q.device) < real.to(q.device)[:, None]
         visible = visible & there.view(len(there), *[1] * (visible.ndim - 3), n, 1)
-    q, k = layer.mixer.queries(q).double(), per_query_head(k, q).double()
+    q, k = layer.mixer.queries(q).double(), layer.mixer.keys(k).double()
     return tuple(x if x.ndim == 5 else x.unsqueeze(1) for x in (q, k, visible))  # type: ignore[return-value]
 
 

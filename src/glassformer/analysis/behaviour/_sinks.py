@@ -248,7 +248,7 @@ def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) ->
         columns, sizes = tape.values[f"{path}.pattern"].double().unbind(-2)
         columns, missing, sizes, layer = columns[..., :-1], columns[..., -1], sizes[..., :-1], _layer(model, path)
         value = per_query_head(tape.values[f"{path}.value"], columns[..., None]).double()
-        key = per_query_head(tape.values[f"{path}.key"], columns[..., None]).double()
+        key = layer.mixer.keys(tape.values[f"{path}.key"]).double()
         # two maps of a head lie side by side
         key = (key if key.ndim == 4 else key.movedim(1, -2).flatten(-2)).norm(dim=-1)
         written = (value @ layer.merge.matrix().double()).norm(dim=-1)

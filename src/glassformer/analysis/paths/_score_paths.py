@@ -27,7 +27,7 @@ from glassformer.analysis.components import Component, head_labels
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.question import question
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import AttentionLayer
 from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
@@ -112,7 +112,7 @@ def score_paths(
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
     components, q, k, context = _projected(run, layer, part)
-    q, k = part.mixer.queries(q, context)[..., h, :, :], per_query_head(k, q)[..., h, :, :]
+    q, k = part.mixer.queries(q, context)[..., h, :, :], part.mixer.keys(k)[..., h, :, :]
     places = [None if p is None else run.place(p) for p in (query, key)]
     q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
     # component [stream] pos d_head, twice -> [stream] component component query key

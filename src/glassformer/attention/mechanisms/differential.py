@@ -5,26 +5,30 @@
 
 Pattern: signed, exact, rows sum to 1 - lambda.   State: both key streams and the values.
 Each head has two query/key streams of d_head and values of 2 d_head. Under grouped keys a group of query heads shares
-both key streams of its key head, as the equations say; of the authors' files only the flash one does. The head norm and
-its factor 1 - lambda_init are the merge step.
+both key streams of its key head, as the equations say, and each head subtracts what it finds in the one from what it
+finds in the other. So it is in the authors' `multihead_flashdiff_1.py`. In their `multihead_diffattn.py` the streams of
+all heads are repeated in a row, so that a head finds the keys of both its streams in one: `sharing="in_a_row"` is that
+layout, for weights that were trained in it. The head norm and its factor 1 - lambda_init are the merge step.
 `Differential()` alone is the mechanism: the norm, its factor and the growth of lambda with depth belong to the paper's
 layer, which `models.published_block` builds.
 Source: Ye et al. 2024, "Differential Transformer", section 2.1.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.fused import fused_softmax
 from glassformer.attention.merge import Merge
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.scores import masked_softmax, scaled_scores
+from glassformer.config import UNSAID
 from glassformer.trace import Tape, changes, site
 
 
@@ -34,12 +38,16 @@ class Differential(MixerConfig, kind="differential"):
 
     Args:
         lambda_init: Constant part of lambda, the same at every depth; the paper grows it, see `lambda_init_at`.
+        sharing: Which of its group's two key streams each stream of a head meets. `by_stream`: the first the first, the
+            second the second. `in_a_row`: number (2 head + stream) // heads per group of a row that has the first and
+            the second stream of every key head in turn; without groups it is the same.
     """
 
     lambda_init: float = 0.8
+    sharing: Literal["by_stream", "in_a_row"] = field(default="by_stream", metadata={UNSAID: True})
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2, by_products=True)
-    variants = ({"lambda_init": 0.2},)
+    variants = ({"lambda_init": 0.2}, {"sharing": "in_a_row"})
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and merge of the paper's layer: lambda by depth, each head's z normed and scaled down."""
@@ -80,8 +88,28 @@ class DifferentialMixer(Mixer, config=Differential):
         return patterns[:, 0] - self._lambda(tape) * patterns[:, 1]
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        first, second = (fused_softmax(q[:, i], k[:, i], v, self.dims.d_head**-0.5, context) for i in range(2))
+        k = k if self.key_streams is None else self.keys(k)
+        first, second = (self._fused(q[:, i], k[:, i], v, context) for i in range(2))
         return first - self._lambda(tape) * second
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        v = v if v.shape[-3] == k.shape[-3] else per_query_head(v, q)
+        return fused_softmax(q, k, v, self.dims.d_head**-0.5, context)
+
+    @property
+    def key_streams(self) -> Int[Tensor, "head stream"] | None:
+        """Which key stream of its group each stream of a head meets; None for the one of its own number."""
+        heads, shared = self.dims.n_heads, self.dims.n_heads // self.dims.n_kv_heads
+        if self.config.sharing == "by_stream" or shared == 1:
+            return None
+        return torch.arange(2 * heads).view(heads, 2) // shared % 2
+
+    def keys(self, k: Float[Tensor, "*lead kv_head key d_head"]) -> Float[Tensor, "*lead head key d_head"]:
+        expanded, which = super().keys(k), self.key_streams
+        if which is None:
+            return expanded
+        head = torch.arange(self.dims.n_heads)
+        return torch.stack([expanded[..., which[:, i], head, :, :] for i in range(2)], -4)
 
     def _lambda(self, tape: Tape | None) -> Tensor:
         q1, k1, q2, k2 = self.lambdas.unbind()
