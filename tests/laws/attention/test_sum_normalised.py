@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from glassformer.attention import Attention, SumNormalised
+from glassformer.attention import Attention, Context, Mask, SumNormalised, causal, documents, padding
+from glassformer.attention.kernels import summed as kernel
 from glassformer.models.stack import make_context
 from glassformer.testing import close
+from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 
 FUNCTIONS = {"square": lambda s: s * s, "relu": lambda s: max(s, 0.0), "identity": lambda s: s}
@@ -77,3 +79,44 @@ def test_traits_are_those_of_the_setting(function: str) -> None:
     assert attention.mixer.traits.rows_sum_to_one == (function != "identity")
     assert bool((pattern >= 0).all()) == (function != "identity")
     close(pattern.abs().sum(-1), torch.ones(2, 4, 9, dtype=torch.float64))
+
+
+MASKS = {
+    "causal": causal(),
+    "both ways": Mask(),
+    "padded": causal() & padding(torch.tensor([7, 13])),
+    "nothing to see": padding(torch.tensor([0, 13])),
+    "documents": causal() & documents(torch.arange(13)[None] // 5),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("size", [None, 3])
+def test_some_queries_at_a_time_give_what_the_pattern_gives(
+    mask: str, function: str, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without weights by the formula among them: one head's queries are zero."""
+    monkeypatch.setattr(kernel, "MOST", 4)
+    config = Attention(4, 2, d_head=4, mixer=SumNormalised(function, size))  # type: ignore[arg-type]
+    attention = Layer(randomise(config.build(D_MODEL, 16, 0, "").double()))
+    x, positions = stream(2, 13).requires_grad_(), torch.arange(13)[None]
+    context, found = Context(MASKS[mask], positions, positions), []
+    for wanted in ((), ("pattern",)):
+        zero = [("query", lambda q: q * torch.tensor([1.0, 0.0, 1.0, 1.0]).double()[:, None, None])]
+        tape = attention.tape("out", *wanted, edit=zero, grad=True)
+        attention(x, context, tape=tape)
+        out = tape.values["out"]
+        found.append((out, *torch.autograd.grad(out.pow(3).sum(), [x, *attention.module.parameters()])))
+    for one, other in zip(*found, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_long_text_makes_nothing_for_each_pair_of_positions(function: str) -> None:
+    n = 4096
+    config = Attention(1, 1, d_head=4, mixer=SumNormalised(function))  # type: ignore[arg-type]
+    attention, x = Layer(config.build(D_MODEL, n, 0, "").float()), stream(1, n).float().requires_grad_()
+    with Largest() as seen:
+        attention(x).sum().backward()
+    assert seen.numbers <= n * kernel.MOST

@@ -89,7 +89,10 @@ class AdaptiveSpanMixer(Mixer, config=AdaptiveSpan):
 
     def reached(self) -> int:
         """Return how many positions the furthest head sees at all, its own among them."""
-        return min(int(self.span().detach().max().ceil()) + self.config.ramp, self.config.longest + self.config.ramp)
+        if torch.compiler.is_compiling():
+            # a compiled graph is the same for all spans
+            return self.config.longest + self.config.ramp
+        return int(self.span().detach().max().ceil()) + self.config.ramp
 
     def penalty(self) -> Float[Tensor, ""] | None:
         return None if self.config.cost == 0 else self.config.cost * self.span().mean()

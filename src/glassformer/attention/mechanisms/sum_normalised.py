@@ -12,7 +12,7 @@ Differs from f(score) / sum f(score) where f has signs: such a sum comes near ze
 Pattern: exact; non-negative with rows that sum to one for the square and the ReLU, signed for the score itself, whose
 sizes sum to one; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
-Cost: O(pos^2) time and memory: there is no fused route.
+Cost: O(pos^2) time, O(pos) memory without the pattern.
 Source: Zhang et al. 2021, "Sparse Attention with Linear Units", for the ReLU, there normed instead of divided by a sum;
 Katharopoulos et al. 2020, "Transformers are RNNs", section 3.2, for other similarities than the exponential.
 """
@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
+from glassformer.attention.kernels.summed import summed
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import scaled_scores
 from glassformer.config import require
 from glassformer.trace import Tape, site
@@ -70,6 +72,21 @@ class SumNormalisedMixer(Mixer, config=SumNormalised):
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = scaled_scores(q.to(wide), k.to(wide), self.scale, context, self.config.window)
         return self.normalised(site(tape, self.at.scores, scores)).to(q.dtype)
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
+
+            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+                return self.fast(q, k, v, x, context, None)
+
+            return by_document(alone, context, runs, q, k, v, x)
+        # whether a row has no weights at all is not known to a compiled graph
+        if context.biased or torch.compiler.is_compiling():
+            return self.dense(q, k, v, x, context, tape)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        query, key, value = (u.to(wide) for u in (q, per_query_head(k, q), per_query_head(v, q)))
+        z = summed(query, key, value, self.scale, self.config.function, context, self.config.window)
+        return z.to(q.dtype)
 
     def normalised(self, scores: Tensor, *, empty_rows: bool = True, heads: slice = slice(None)) -> Tensor:
         hidden = scores == float("-inf")
