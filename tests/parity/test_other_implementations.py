@@ -1,0 +1,116 @@
+"""Ours against what others wrote, x-transformers and Keras, with copied weights: outputs and gradients.
+
+Both make softmax weights in float32 whatever the inputs are, which is what the tolerance allows for.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer.attention import Additive, Attention, Concat, QueryKeyNorm, Separate, Softmax
+from glassformer.models.stack import make_context
+from glassformer.testing import close
+from glassformer.testing.layers import Layer, causal_context, randomise, stream
+
+WIDTH, HEADS, D_HEAD = 12, 4, 5
+
+# what theirs is told, and what ours is; x-transformers divides queries and keys by their lengths, ours by lengths over
+# sqrt(d_head), and their window counts keys before the query's own
+SETTINGS: dict[str, tuple[dict[str, Any], Softmax, QueryKeyNorm | bool]] = {
+    "scaled dot product": ({}, Softmax(), False),
+    "cosine": ({"qk_norm": True, "qk_norm_scale": 10}, Softmax(scale=10 / D_HEAD), QueryKeyNorm(gains="none", eps=0.0)),
+    "soft cap": ({"softclamp_logits": True, "logit_softclamp_value": 0.7}, Softmax(cap=0.7), False),
+    "sinks": ({"head_learned_sink": True}, Softmax(sinks=True), False),
+    "window": ({"max_attend_past": 2}, Softmax(window=3), False),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_equals_that_of_x_transformers(name: str, kv_heads: int) -> None:
+    library = pytest.importorskip("x_transformers.x_transformers")
+    told, mixer, norm = SETTINGS[name]
+    theirs = library.Attention(WIDTH, dim_head=D_HEAD, heads=HEADS, kv_heads=kv_heads, causal=True, **told).double()
+    randomise(theirs)
+    config = Attention(HEADS, kv_heads, D_HEAD, mixer=mixer, projection=Separate(qk_norm=norm))
+    ours = Layer(config.build(WIDTH, 16, 0, "").double())
+    # heads that share keys lie side by side in ours, and as far apart as there are keys in theirs
+    order = torch.arange(HEADS).view(-1, kv_heads).T.flatten()
+    queries = theirs.to_q.weight.unflatten(0, (HEADS, -1))[order].flatten(0, 1)
+    rows = torch.cat((queries, theirs.to_k.weight, theirs.to_v.weight)).detach()
+    with torch.no_grad():
+        ours.module.projection.qkv.load_state_dict({"weight": rows})
+        written = theirs.to_out.weight.unflatten(1, (HEADS, -1))[:, order]
+        ours.module.merge.output.weight.copy_(written.flatten(1))
+        if mixer.sinks:
+            ours.mixer.sinks.copy_(theirs.attend.head_attn_sink[order])
+    x = stream(2, 7, d_model=WIDTH).requires_grad_()
+    compare(ours(x, causal_context(x)), theirs(x)[0] if isinstance(theirs(x), tuple) else theirs(x), x)
+
+
+def compare(found: Tensor, expected: Tensor, *inputs: Tensor) -> None:
+    close(found, expected, 1e-5)
+    weights = torch.sin(torch.arange(found.numel(), dtype=found.dtype)).view_as(found)
+    both = (torch.autograd.grad((z * weights).sum(), inputs) for z in (found, expected))
+    for one, other in zip(*both, strict=True):
+        close(one, other, 1e-5)
+
+
+@pytest.fixture
+def keras(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keras on torch, computing in float64."""
+    if "KERAS_BACKEND" not in os.environ:
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+    library = pytest.importorskip("keras")
+    if library.backend.backend() != "torch":
+        pytest.skip("Keras is imported with another backend")
+    return library
+
+
+def one_head(mixer: Additive | Concat | Softmax) -> tuple[Any, Tensor, Tensor, Tensor]:
+    module = randomise(Attention(1, 1, D_HEAD, mixer=mixer).build(WIDTH, 16, 0, "").double())
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 2, 1, 6, D_HEAD, generator=generator, dtype=torch.float64).unbind()
+    return module.mixer, q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+
+def by(layer: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return layer([q[:, 0], v[:, 0], k[:, 0]], use_causal_mask=causal)[:, None]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_additive_attention_equals_that_of_keras(causal: bool, keras: Any) -> None:
+    mixer, q, k, v = one_head(Additive())
+    theirs = keras.layers.AdditiveAttention(dtype="float64")
+    theirs.build([(2, 6, D_HEAD)] * 3)
+    theirs.scale.assign(mixer.read[0].detach())
+    context = make_context(2, 6, q.device, is_causal=causal)
+    found, _ = mixer(q, k, v, q[:, 0], context, None, None)
+    shifted = k @ mixer.of_key + (0 if mixer.bias is None else mixer.bias[:, None])
+    compare(found, by(theirs, q @ mixer.of_query, shifted, v, causal), q, k, v)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_concat_attention_equals_that_of_keras(causal: bool, keras: Any) -> None:
+    """Theirs reads all hidden units alike; ours reads each by a number of its own, the same for all here."""
+    mixer, q, k, v = one_head(Concat())
+    theirs = keras.layers.Attention(score_mode="concat", dtype="float64")
+    theirs.build([(2, 6, D_HEAD)] * 3)
+    with torch.no_grad():
+        mixer.read.fill_(0.7)
+    theirs.concat_score_weight.assign(0.7)
+    context = make_context(2, 6, q.device, is_causal=causal)
+    found, _ = mixer(q, k, v, q[:, 0], context, None, None)
+    of_query, of_key = mixer.joint.chunk(2, 1)
+    compare(found, by(theirs, q @ of_query, k @ of_key, v, causal), q, k, v)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_unscaled_product_equals_that_of_keras(causal: bool, keras: Any) -> None:
+    mixer, q, k, v = one_head(Softmax(scale=1.0))
+    context = make_context(2, 6, q.device, is_causal=causal)
+    found, _ = mixer(q, k, v, q[:, 0], context, None, None)
+    compare(found, by(keras.layers.Attention(dtype="float64"), q, k, v, causal), q, k, v)
