@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -225,6 +225,9 @@ class Unembedding(VocabularyMatrix):
         self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.cap, self.scale, self.readout = cap, scale, readout
+
+    # whether each token has a direction of the stream that its raw logit is the product with
+    has_directions: ClassVar[bool] = True
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:

@@ -10,7 +10,7 @@ whatever reads logits works on them. What takes a token's logit for a product wi
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -90,6 +90,8 @@ class FactoredUnembedding(Unembedding):
         self.kind, self.n_inner, self.vocab_size = kind, n_inner, vocab_size
         # indices, which are no weights: where they are needed, and as the config says
         self._placed = dict[tuple[str, torch.device], Tensor]()
+
+    has_directions: ClassVar[bool] = False
 
     @property
     def at_linear(self) -> str:

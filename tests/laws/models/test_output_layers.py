@@ -35,7 +35,7 @@ from glassformer.models.output_layer import FactoredUnembedding, shares
 from glassformer.testing import close
 from glassformer.testing.layers import randomise, stream
 from glassformer.testing.models import ARCHITECTURES, drawn, subject
-from glassformer.trace import Set
+from glassformer.trace import Apply, Set
 
 NAMES = [name for name, config in ARCHITECTURES.items() if config.output_layer is not None]
 named = pytest.mark.parametrize("name", NAMES)
@@ -289,6 +289,27 @@ def test_what_wants_a_direction_for_each_token_is_refused_and_says_what_would_wo
     split = direct_logit_attribution(seen, direction=row)
     inner = subject(name).values("logits_inner")["logits_inner"][0, -1, 3]
     close(split.contributions.values.sum(), inner, 1e-9)
+
+
+@named
+def test_an_explanation_is_of_the_slope_of_the_answers_log_probability(name: str) -> None:
+    """A small change along what a part wrote changes the log-probability by as much of its contribution."""
+    model = subject(name).model
+    ids = subject(name).inputs[0][:1, :5]
+    found = gf.explain(model, ids, answer=3, against=4)
+    attribution = found.attribution
+    assert attribution.target == "slope" and any("factored" in note.seen for note in found.notes)
+    close(torch.tensor(attribution.sum), torch.tensor(attribution.total))
+    read = model.output_stack.final.at_out
+
+    def gap(factor: float) -> float:
+        grown = run(model, ids, edit=[Apply(read, lambda x: x * factor)])
+        assert grown.logits is not None
+        logits = grown.logits[0, found.position]
+        return float(logits[3] - logits[4])
+
+    # the slope along what the unembedding reads
+    assert (gap(1 + 1e-5) - gap(1 - 1e-5)) / 2e-5 == pytest.approx(attribution.total, rel=1e-6, abs=1e-9)
 
 
 @named

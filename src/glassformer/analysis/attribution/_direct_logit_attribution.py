@@ -78,7 +78,7 @@ def attribution_sites(model: ModelLike) -> list[str]:
     """Return the sites that `direct_logit_attribution` reads."""
     names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
-    names += [layer.at_behind for layer in model.sub_layers()[-1:]] + [_read_by_unembedding(model)]
+    names += [layer.at_behind for layer in model.sub_layers()[-1:]] + [read_by_unembedding(model)]
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
@@ -169,7 +169,7 @@ def aim_sites(model: ModelLike, directed: bool = False) -> list[str]:
     """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
     model = require_model(model, "attribution to a logit")
     cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
-    return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
+    return scale_sites(model) + ([read_by_unembedding(model)] if directed else cap)
 
 
 def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:
@@ -178,7 +178,7 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
     if direction is not None:
         if answer is not None or against is not None:
             raise ShapeMismatch(f"{analysis}: give tokens or a direction, not both.")
-        read = _read_by_unembedding(model)
+        read = read_by_unembedding(model)
         run.require([read, *scale_sites(model)], analysis)
         directions = Directions.of(direction.to(model.unembed.stored), at)
         total = directions.dot(at.of_stream(run[read].values))
@@ -210,7 +210,8 @@ def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Direc
     return (directions, None) if readout is None else directions.before_readout(readout, run, at)
 
 
-def _read_by_unembedding(model: ModelLike) -> str:
+def read_by_unembedding(model: ModelLike) -> str:
+    """Return the site of what the unembedding reads."""
     readout = model.unembed.readout
     return model.output_stack.final.at_out if readout is None else readout.norm.at_out
 

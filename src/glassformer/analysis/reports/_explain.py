@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
-from glassformer.analysis.attribution._direct_logit_attribution import DirectLogitAttribution, direct_logit_attribution
+from glassformer.analysis.attribution._direct_logit_attribution import (
+    DirectLogitAttribution,
+    aim_sites,
+    direct_logit_attribution,
+    read_by_unembedding,
+)
 from glassformer.analysis.frozen._writes import source_sites
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
@@ -35,7 +40,7 @@ from glassformer.analysis.reports._explanation import (
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.analysis.reports._head_facts import head_facts, patterns, top_heads
+from glassformer.analysis.reports._head_facts import Aimed, head_facts, patterns, top_heads
 from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
@@ -57,6 +62,8 @@ def explained_sites(model: ModelLike) -> list[str]:
     """
     looks = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     looks += [layer.attention.at.head_out for layer in model.sub_layers() if layer.attention is not None]
+    # a slope is taken, and its parts are, at what the unembedding reads
+    looks += [] if model.unembed.has_directions else aim_sites(model, directed=True)
     questions = direct_logit_attribution, logit_lens, roles.head_roles
     asked = [site for one in questions for site in card_of(one).reads(model)]
     sites = [*looks, *pipeline.stage_sites(model), *asked, *source_sites(model), *_map_sites(model)]
@@ -81,7 +88,9 @@ def explain(
     Of an encoder it is the token at a position, usually a masked one.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
-    vectors do for the answer is a gradient with everything live; roles are scored on this text.
+    vectors do for the answer is a gradient with everything live; roles are scored on this text. Where a factored output
+    layer makes log-probabilities, no logit is a sum: contributions are then to the slope of the answer's, the change of
+    it to first order.
 
     Args:
         model: A decoder, an encoder or an encoder-decoder.
@@ -110,9 +119,10 @@ def explain(
     chosen = int(logits.argmax()) if answer is None else answer_id(model, answer)
     other = None if against is None else answer_id(model, against)
     inputs = _inputs(graph, chosen, other, at)
+    aimed = _aimed(graph, chosen, other, at)
     del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
-    split = direct_logit_attribution(passed, answer=chosen, against=other, position=at)
+    split = direct_logit_attribution(passed, position=at, **aimed)
     facts, without_roles = head_facts(passed, split)
     lens_map, left_out = _lens_map(passed, at)
     return Explanation(
@@ -131,7 +141,7 @@ def explain(
         attribution=_contributions(split),
         inputs=inputs,
         heads=facts,
-        top_heads=top_heads(passed, split, facts),
+        top_heads=top_heads(passed, split, facts, aimed),
         patterns=patterns(passed),
         translation=_translation(passed),
     ).noted(*passed.notes, *without_roles, *_notes(passed, split), *left_out)
@@ -181,6 +191,17 @@ def _inputs(run: Run, answer: int, against: int | None, at: int) -> InputAttribu
     )
 
 
+@torch.enable_grad()
+def _aimed(run: Run, answer: int, against: int | None, at: int) -> Aimed:
+    """Return what contributions are to: a token, or the slope of its log-probability where tokens have no directions."""
+    if run.model.unembed.has_directions:
+        return {"answer": answer, "against": against}
+    assert run.logits is not None
+    logits, read = run.logits[0, at], run[read_by_unembedding(run.model)].values
+    metric = logits[answer] if against is None else logits[answer] - logits[against]
+    return {"direction": torch.autograd.grad(metric, read, retain_graph=True)[0][0, at]}
+
+
 def _token_vectors(model: ModelLike) -> list[str]:
     return [embed.at_token for embed in model.embeddings.values()]
 
@@ -197,6 +218,13 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
             Note(
                 sentence("Logits are capped at {cap:g}.", cap=split.cap),
                 sentence("Contributions are to the raw logit, before the cap."),
+            )
+        )
+    if not run.model.unembed.has_directions:
+        notes.append(
+            Note(
+                sentence("Logits are log-probabilities that a factored output layer makes; none is a sum of writes."),
+                sentence("Contributions are to the slope of the answer's: its change, to first order."),
             )
         )
     if isinstance(run.model, Encoder):
@@ -341,6 +369,8 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[Note]]:
 def _contributions(split: DirectLogitAttribution) -> Contributions:
     values = split.contributions.values.tolist()
     parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
+    if split.answer is None:
+        return Contributions("slope", float(split.total), float(split.sum), tuple(parts))
     raw, difference = split.cap is not None, split.against is not None
     target = ("raw difference" if difference else "raw logit") if raw else "difference" if difference else "logit"
     return Contributions(target, float(split.total), float(split.sum), tuple(parts))

@@ -149,7 +149,7 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True)
 class Contributions:
-    target: Literal["logit", "difference", "raw logit", "raw difference"]
+    target: Literal["logit", "difference", "raw logit", "raw difference", "slope"]
     total: float
     sum: float
     components: tuple[Contribution, ...]

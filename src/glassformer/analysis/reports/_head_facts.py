@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypedDict
+
+from jaxtyping import Float
+from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.attribution._direct_logit_attribution import DirectLogitAttribution, aim
@@ -105,7 +108,15 @@ def _sink(run: Run, head: roles.Head) -> Sink | None:
     return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
 
 
-def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
+class Aimed(TypedDict, total=False):
+    """What contributions are to: a token, a difference of two, or a direction."""
+
+    answer: int
+    against: int | None
+    direction: Float[Tensor, " d_model"]
+
+
+def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts], aimed: Aimed) -> tuple[TopHead, ...]:
     """Choose the heads that add most either way, then the best head of each role that any head plays well."""
     candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
     by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
@@ -115,16 +126,15 @@ def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts
         score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
         if head is not None and score >= TELLING_SCORE:
             chosen.setdefault(head.label, (head, role))
-    taken = _taken(run, split, list(chosen))
+    taken = _taken(run, int(split.position), list(chosen), aimed)
     return tuple(_top_head(run, int(split.position), taken, head, because) for head, because in chosen.values())
 
 
-def _taken(run: Run, split: DirectLogitAttribution, labels: Iterable[str]) -> SourceEffects:
+def _taken(run: Run, position: int, labels: Iterable[str], aimed: Aimed) -> SourceEffects:
     """Return what some heads, all with patterns, take from each token: `source_effects` refuses layers without one."""
-    at = places(run, int(split.position), single=True)
-    against = None if split.against is None else int(split.against)
-    assert split.answer is not None, "a token is explained"
-    directions = aim(run, int(split.answer), against, None, at, "explain").directions
+    at = places(run, position, single=True)
+    answer, against, direction = aimed.get("answer"), aimed.get("against"), aimed.get("direction")
+    directions = aim(run, answer, against, direction, at, "explain").directions
     wanted = set(labels)
     layers = [layer for layer in run.model.sub_layers() if wanted & set(head_labels(layer))]
     return by_key(run, pull_back(run, directions, at), at, layers)

@@ -105,7 +105,7 @@ class DifferentialMixer(Mixer, config=Differential):
         return torch.arange(2 * heads).view(heads, 2) // shared % 2
 
     def keys(self, k: Float[Tensor, "*lead kv_head key d_head"]) -> Float[Tensor, "*lead head key d_head"]:
-        expanded, which = super().keys(k), self.key_streams
+        expanded, which = per_query_head(k, k.new_empty(self.dims.n_heads, 1, 1)), self.key_streams
         if which is None:
             return expanded
         head = torch.arange(self.dims.n_heads)

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("explanation").textContent);
 const TRAINED = data.model.trained_length ?? null;
 const textsIn = (list) => marking((data[list] ?? []).map((t) => t.text), (data[list] ?? []).filter((t) => t.unknown || t.character));
-const TARGETS = { logit: spoken("logit"), difference: spoken("logit difference"), "raw logit": spoken("raw logit"), "raw difference": spoken("raw logit difference") };
+const TARGETS = { logit: spoken("logit"), difference: spoken("logit difference"), "raw logit": spoken("raw logit"), "raw difference": spoken("raw logit difference"), slope: spoken("slope of the log-probability") };
 const target = TARGETS[data.attribution.target];
 const GLOSSARY = new Glossary(WORDS, PARTS);
 const told = (id, title, gloss, ...content) => section(id, title, GLOSSARY.linked(gloss), ...content);

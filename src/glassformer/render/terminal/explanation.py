@@ -72,6 +72,7 @@ TARGETS = {
     "difference": sentence("logit difference"),
     "raw logit": sentence("raw logit"),
     "raw difference": sentence("raw logit difference"),
+    "slope": sentence("slope of the log-probability"),
 }
 
 
@@ -261,7 +262,8 @@ def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
 
 
 def _attribution(found: Explanation, top: int) -> RenderableType:
-    target = TARGETS["raw logit" if found.attribution.target.startswith("raw") else "logit"]
+    asked = found.attribution.target
+    target = TARGETS[asked if asked == "slope" else "raw logit" if asked.startswith("raw") else "logit"]
     answer = visible(found.answer.text)
     if found.against is None:
         title = spoken("What adds to the {target} of {answer}", target=target, answer=answer)
