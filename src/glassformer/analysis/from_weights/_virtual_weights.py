@@ -188,7 +188,8 @@ def _attention(w: HeadWeights, layer: AttentionWeights, side: str) -> list[Port]
     if side == "write":
         return [Port(*pair, layer.stack, place.index) for pair in zip(layer.labels, layer.written())]
     found = []
-    for name, matrices in (("Q", layer.Q), ("K", layer.K), ("V", layer.V)):
+    # what norms of queries and keys do is in their matrices, all but scales, which no share of norms has a part in
+    for name, matrices in (("Q", layer.looking("query")), ("K", layer.looking("key")), ("V", layer.V)):
         # heads that share keys and values read alike: one port each, called after the first head of the group
         shared = len(layer.Q) // len(matrices)
         # keys and values of cross-attention read what the other stack ends in

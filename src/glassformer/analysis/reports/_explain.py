@@ -193,7 +193,7 @@ def _inputs(run: Run, answer: int, against: int | None, at: int) -> InputAttribu
 
 @torch.enable_grad()
 def _aimed(run: Run, answer: int, against: int | None, at: int) -> Aimed:
-    """Return what contributions are to: a token, or the slope of its log-probability where tokens have no directions."""
+    """Return what contributions are to: a token, or the slope of its log-probability if it has no direction."""
     if run.model.unembed.has_directions:
         return {"answer": answer, "against": against}
     assert run.logits is not None

@@ -34,6 +34,16 @@ def test_strengths_are_norms_of_products_over_products_of_norms(name):
     assert found.baseline == 1 / math.sqrt(16)
 
 
+def test_what_norms_of_queries_and_keys_multiply_by_is_part_of_what_reads():
+    model = subject("bare").model
+    layer = weights.matrices(model)[0]
+    for side, matrix in (("query", layer.Q), ("key", layer.K)):
+        gain = layer.norm(side).gain
+        assert gain is not None and not torch.equal(gain, torch.ones_like(gain))
+        found = analysis.from_weights.virtual(model, "token", f"L0H0 {side[0].upper()}")
+        close(found.right, matrix[0] * gain.detach())
+
+
 def test_the_direct_path_is_the_virtual_weight_from_token_to_unembedding():
     model = handmade.bigram_model(torch.full((3, 3), 1 / 3, dtype=torch.float64))
     w = weights.of(model, fold=True)
