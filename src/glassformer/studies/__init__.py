@@ -4,6 +4,7 @@
 STUDIES = (
     "attention_on_attention",
     "differential_needles",
+    "dispersion",
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",
