@@ -5,6 +5,7 @@ STUDIES = (
     "attention_on_attention",
     "differential_needles",
     "dispersion",
+    "entropy_by_length",
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",
