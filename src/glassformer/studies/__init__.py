@@ -9,6 +9,7 @@ STUDIES = (
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",
+    "key_norms_beyond_length",
     "memorisation",
     "noam_and_cosine",
     "one_copying_head",
