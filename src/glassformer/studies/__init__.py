@@ -21,4 +21,5 @@ STUDIES = (
     "synthesizer",
     "two_layers_for_induction",
     "why_projections",
+    "why_softmax",
 )
