@@ -4,9 +4,12 @@
 STUDIES = (
     "attention_on_attention",
     "differential_needles",
+    "dispersion",
+    "entropy_by_length",
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",
+    "key_norms_beyond_length",
     "memorisation",
     "noam_and_cosine",
     "one_copying_head",
@@ -18,4 +21,5 @@ STUDIES = (
     "synthesizer",
     "two_layers_for_induction",
     "why_projections",
+    "why_softmax",
 )

@@ -19,13 +19,17 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.studies import (
     differential_needles,
+    dispersion,
+    entropy_by_length,
     induction_by_mechanism,
     induction_heads,
+    key_norms_beyond_length,
     memorisation,
     noam_and_cosine,
     path_collapse,
     phase_change,
     two_layers_for_induction,
+    why_softmax,
 )
 from glassformer.studies.one_copying_head import rank_correlation, scores
 from glassformer.studies.rank_collapse import share
@@ -173,3 +177,50 @@ def test_words_that_nobody_saw_cost_chance_where_nothing_is_known():
     known = torch.where((marks.letter > 0) & (marks.occurrence > 1), 0.0, even)
     found = two_layers_for_induction.measures_of(case, rows, known)
     assert found["share_of_chance"] == 0 and found["gain"] == pytest.approx(math.log(data.alphabet))
+
+
+def test_a_head_that_asks_for_nothing_spreads_evenly_and_the_rule_acts_on_four_keys_and_not_on_512():
+    finder = dispersion.Finder()
+    torch.nn.init.zeros_(finder.query)
+    few, many = (
+        dispersion.measured(finder, *dispersion.drawn(3, n, torch.Generator().manual_seed(0))) for n in (4, 512)
+    )
+    close(few["entropy"], torch.full_like(few["entropy"], math.log(4)), 1e-6)
+    close(many["largest"], torch.full_like(many["largest"], 1 / 512), 1e-6)
+    assert bool(few["sharpened"].all()) and not bool(many["sharpened"].any())
+    # rows that are even stay so, however sharp
+    assert torch.equal(few["accuracy"], few["accuracy_rule"])
+
+
+def test_scores_without_spread_have_the_entropy_of_even_rows_at_every_length():
+    for temperature in (entropy_by_length.PLAIN, entropy_by_length.LOG_N):
+        case = Case({"temperature": temperature, "n": 48}, {"rows": 16}, 0)
+        assert entropy_by_length.noise(0.0, case) == pytest.approx(math.log(48))
+
+
+def test_log_n_at_test_time_alone_changes_nothing_within_the_trained_length():
+    plain, tested = (
+        entropy_by_length.decoder(kind).build(seed=1).double()
+        for kind in (entropy_by_length.PLAIN, entropy_by_length.TESTED)
+    )
+    ids = torch.randint(512, (2, 70), generator=torch.Generator().manual_seed(0))
+    trained = entropy_by_length.TRAINED
+    close(tested(ids)[:, :trained], plain(ids)[:, :trained])
+    assert not torch.equal(tested(ids)[:, trained:], plain(ids)[:, trained:])
+
+
+def test_with_both_normed_scores_are_cosines_times_what_the_article_has():
+    model = key_norms_beyond_length.recipe(key_norms_beyond_length.COSINE, 1).model.build().double()
+    read = gf.run(model, torch.arange(1, 9)[None], read=["query", "key", "scores"])
+    q, k, scores = (read[name, 1].values for name in ("query", "key", "scores"))
+    cosines = torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1)
+    seen = scores > -math.inf
+    close(scores[seen], (4 * math.log(32) * cosines)[seen])
+
+
+def test_what_is_missed_is_all_that_an_even_row_gives_to_others_and_nothing_of_a_look_up():
+    even, exact = torch.full((5, 5), 0.2, dtype=torch.float64), torch.eye(5, dtype=torch.float64)
+    close(why_softmax.missed(even), torch.full((5,), 0.8, dtype=torch.float64))
+    assert not bool(why_softmax.missed(exact).any())
+    orthogonal = why_softmax.pattern(why_softmax.MIXERS["score"], exact, exact)
+    close(orthogonal, exact)
