@@ -35,6 +35,7 @@ TASKS = [
     ModularAddition(batch_size=32, length=10, modulus=11),
     Recall(batch_size=32, length=20, n_pairs=4),
     Needle(batch_size=32, length=14),
+    Needle(batch_size=32, length=14, n_needles=3, n_names=5),
     Brackets(batch_size=64, length=14),
     SkipTrigram(batch_size=32, length=16),
 ]
@@ -167,6 +168,23 @@ def test_held_out_sums_never_occur_in_training_in_either_order():
 def test_the_needle_lies_at_the_asked_depth(depth):
     batch = Needle(length=23, depth=depth).build().batch(0)
     assert (batch.tokens == 1).nonzero()[::2, 1].unique().tolist() == [1 + round(depth * 19)]
+
+
+def test_of_several_needles_all_differ_stand_anywhere_and_the_asked_one_is_where_it_should():
+    config = Needle(batch_size=400, length=12, n_needles=3, n_names=4, n_values=5)
+    tokens = config.build().batch(0).tokens
+    found = (tokens[:, 1:-1] >= 1) & (tokens[:, 1:-1] <= 4)
+    assert (found.sum(1) == 3).all()
+    needles, values = tokens[:, 1:-1][found].view(-1, 3), tokens[:, 2:][found[:, :10]].view(-1, 3)
+    for each in (needles, values):
+        assert (each.sort(1).values.diff(dim=1) > 0).all()
+    assert ((values >= 5) & (values < 10)).all()
+    # ten places, the last of which no needle can take; each of the three is asked for as often
+    assert sorted(set(found.nonzero()[:, 1].tolist())) == list(range(9))
+    asked = (needles == tokens[:, -1:]).double().mean(0)
+    assert asked.sum() == 1 and (asked - 1 / 3).abs().max() < 0.1
+    first = config.replace(depth=0.0).build().batch(0).tokens
+    assert torch.equal(first[:, 1], first[:, -1])
 
 
 def test_bracket_strings_are_balanced_about_half_the_time():
