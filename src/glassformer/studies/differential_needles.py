@@ -30,13 +30,12 @@ def run(case: Case) -> Measures:
     return found(model, tokens, answers) | looked(model, tokens, {name: parts[name] for name in ("answer", "noise")})
 
 
-def recipe(mechanism: str, data: Needle, steps: int, layers: int = 2) -> TrainConfig:
+def recipe(mechanism: str, data: Needle, steps: int, layers: int = 2, *, smeared: bool = False) -> TrainConfig:
     """Return layers of a mechanism as its paper builds them, on facts in noise."""
     mixer, n_heads = MIXERS[mechanism]
+    layout = {"n_heads": n_heads, "d_head": WIDTH // 4, "smeared": smeared}
     places = QueryKeyOnly(amplitude=2.0)
-    blocks = tuple(
-        published_block(mixer, i, n_heads=n_heads, d_head=WIDTH // 4, positions=places) for i in range(layers)
-    )
+    blocks = tuple(published_block(mixer, i, positions=places, **layout) for i in range(layers))
     model = DecoderConfig(len(data.symbols()), WIDTH, blocks, max_len=data.length)
     optim = OptimConfig(lr=3e-3, warmup=50)
     return TrainConfig(model, data, optim=optim, steps=steps, log_every=50, evaluate_every=steps, save_every=steps)
