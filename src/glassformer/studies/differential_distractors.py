@@ -78,7 +78,7 @@ STUDY = Study(
     differs=(
         "Two and four layers of width 64 without MLPs, trained on this task alone, and rows of 64 tokens; the paper's "
         "models are of 3 billion parameters, trained on text, with contexts of 4,000 tokens. Claims are about the mean "
-        "over both depths.",
+        "over both depths; after 700 steps four layers of softmax have learned the task in two of five seeds alone.",
         "Keys are smeared, so that the key of a value tells its needle and one layer can compare. Without that two "
         "layers of softmax stayed at guesses for 1,000 steps, with easier rows for 2,000. By its training loss the "
         "setting was chosen, before any measure of the study was taken.",
