@@ -24,6 +24,7 @@ from glassformer.studies import (
     induction_heads,
     memorisation,
     noam_and_cosine,
+    output_layers,
     path_collapse,
     phase_change,
     two_layers_for_induction,
@@ -96,6 +97,11 @@ def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are
     expected = {"on_answer": 1 / 32, "on_others": 2 / 32, "on_noise": 24 / 32}
     assert found == pytest.approx(expected)
     assert differential_distractors.sizes(model, tokens) == {"largest_score": 0, "median_score": 0}
+
+
+def test_frequent_words_are_the_fewest_that_do_not_exceed_half_of_what_is_read():
+    rare = output_layers.is_rare(torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64))
+    assert rare.tolist() == [True, False, True, True]
 
 
 def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():
