@@ -43,6 +43,7 @@ from glassformer.data.tasks import (
     Sessions,
     SkipTrigram,
     UnseenWords,
+    ZipfMarkov,
     dirichlet_predictive,
     phrases,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "Tokenizer",
     "UnseenWords",
     "ZhEnConfig",
+    "ZipfMarkov",
     "bytes_tokenizer",
     "colours_of_things",
     "dirichlet_predictive",

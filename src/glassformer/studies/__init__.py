@@ -3,6 +3,7 @@
 # modules that hold a `STUDY` for the engine
 STUDIES = (
     "attention_on_attention",
+    "differential_distractors",
     "differential_needles",
     "dispersion",
     "entropy_by_length",

@@ -99,6 +99,8 @@ STUDY = Study(
         "Sessions are made up, of five visits and 32 items; the papers rank thousands of products that people bought.",
         "One model for all: a decoder trained by cross-entropy on the next item, where the papers rank by pairs and, "
         "for Gaussians, by distances, with means and covariances in streams of their own.",
+        "After 1,000 steps no model is as good as knowing the set of items, and after 6,000, in one seed, one layer "
+        "of softmax or of simple refinement is next to it (1.1 nats): which two visits count is found by none of them.",
         "Parameters are equal to within a neuron per layer; what a mechanism lacks, its MLP has more.",
         "Seeds draw weights; the rows are the same for all.",
     ),

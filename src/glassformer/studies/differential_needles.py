@@ -4,6 +4,8 @@ A row is noise with one fact in it, and its last token asks for the fact. Of wha
 layers and heads, a share is on the answer and a share on noise; the rest is on `<bos>` and on the marks of the fact.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -17,50 +19,57 @@ from glassformer.training import OptimConfig, TrainConfig
 SOFTMAX, DIFFERENTIAL = "softmax", "differential"
 # a differential head has twice the streams and values of twice the width: half as many are as many parameters
 MIXERS: dict[str, tuple[MixerConfig, int]] = {SOFTMAX: (Softmax(), 4), DIFFERENTIAL: (Differential(), 2)}
-WIDTH, LAYERS, BATCHES = 64, 2, 8
-MARKS = 2  # `<bos>` and `needle`; values follow, then noise
+WIDTH, BATCHES = 64, 8
 
 
 def run(case: Case) -> Measures:
-    config = recipe(case["mechanism"], case["length"], case["steps"])
-    model = gf.load(case.train(config))
-    data = Needle(length=case["length"]).build()
-    rows = [data.batch(i, "heldout") for i in range(BATCHES)]
-    tokens, answers = torch.cat([row.tokens for row in rows]), torch.cat([row.targets[:, -1] for row in rows])
-    found = looked(model, tokens, answers)
+    data = Needle(length=case["length"])
+    model = gf.load(case.train(recipe(case["mechanism"], data, case["steps"])))
+    tokens, answers = asked(data)
+    parts = parts_of(tokens, answers, data)
+    return found(model, tokens, answers) | looked(model, tokens, {name: parts[name] for name in ("answer", "noise")})
+
+
+def recipe(mechanism: str, data: Needle, steps: int, layers: int = 2, *, smeared: bool = False) -> TrainConfig:
+    """Return layers of a mechanism as its paper builds them, on facts in noise."""
+    mixer, n_heads = MIXERS[mechanism]
+    layout = {"n_heads": n_heads, "d_head": WIDTH // 4, "smeared": smeared}
+    places = QueryKeyOnly(amplitude=2.0)
+    blocks = tuple(published_block(mixer, i, positions=places, **layout) for i in range(layers))
+    model = DecoderConfig(len(data.symbols()), WIDTH, blocks, max_len=data.length)
+    optim = OptimConfig(lr=3e-3, warmup=50)
+    return TrainConfig(model, data, optim=optim, steps=steps, log_every=50, evaluate_every=steps, save_every=steps)
+
+
+def asked(data: Needle) -> tuple[Tensor, Tensor]:
+    """Return held-out rows and their answers."""
+    rows = [data.build().batch(i, "heldout") for i in range(BATCHES)]
+    return torch.cat([row.tokens for row in rows]), torch.cat([row.targets[:, -1] for row in rows])
+
+
+def found(model: ModelLike, tokens: Tensor, answers: Tensor) -> dict[str, float]:
+    """Return how well a model answers, and its size."""
     with torch.no_grad():
         logits = model(tokens)[:, -1]
-    return found | {
+    return {
         "accuracy": float((logits.argmax(-1) == answers).double().mean()),
         "loss": float(torch.nn.functional.cross_entropy(logits, answers)),
         "parameters": float(sum(p.numel() for p in model.parameters())),
     }
 
 
-def recipe(mechanism: str, length: int, steps: int) -> TrainConfig:
-    """Return two layers of a mechanism as its paper builds them, on facts in noise."""
-    mixer, n_heads = MIXERS[mechanism]
-    positions = QueryKeyOnly(amplitude=2.0)
-    layers = tuple(
-        published_block(mixer, i, n_heads=n_heads, d_head=WIDTH // 4, positions=positions) for i in range(LAYERS)
-    )
-    data = Needle(length=length)
-    model = DecoderConfig(len(data.symbols()), WIDTH, layers, max_len=length)
-    optim = OptimConfig(lr=3e-3, warmup=50)
-    return TrainConfig(model, data, optim=optim, steps=steps, log_every=50, evaluate_every=steps, save_every=steps)
+def parts_of(tokens: Tensor, answers: Tensor, data: Needle) -> dict[str, Tensor]:
+    """Return where in the rows the answer is, values of other facts, and noise; needles and `<bos>` are neither."""
+    first_value = 1 + data.n_names
+    answer, noise = tokens == answers[:, None], tokens >= first_value + data.n_values
+    return {"answer": answer, "others": (tokens >= first_value) & ~answer & ~noise, "noise": noise}
 
 
-def looked(model: ModelLike, tokens: Tensor, answers: Tensor) -> dict[str, float]:
-    """Return the shares of the last token's attention, sizes of weights alone, on the answer and on noise."""
-    found = gf.run(model, tokens, read="pattern")
-    noise = tokens >= MARKS + Needle().n_values
-    shares: dict[str, list[Tensor]] = {"on_answer": [], "on_noise": []}
-    for layer in range(LAYERS):
-        weight = found["pattern", layer].values[:, :, -1].abs()
-        weight = weight / weight.sum(-1, keepdim=True)
-        for name, where in (("on_answer", tokens == answers[:, None]), ("on_noise", noise)):
-            shares[name].append((weight * where[:, None]).sum(-1).mean())
-    return {name: float(torch.stack(values).mean()) for name, values in shares.items()}
+def looked(model: ModelLike, tokens: Tensor, parts: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the share of the last token's attention on each part, of sizes of weights, mean over layers and heads."""
+    weight = gf.run(model, tokens, read="pattern").layers("pattern").values[..., -1, :].abs()
+    shares = (weight / weight.sum(-1, keepdim=True)).mean((0, 2))
+    return {f"on_{name}": float((shares * where).sum(-1).mean()) for name, where in parts.items()}
 
 
 STUDY = Study(

@@ -1,7 +1,8 @@
 """The Synthesizer against the dot product: scores that depend on places alone copy, and do not recall.
 
 Copying at a fixed offset is the same attention in every text: a random matrix can learn it. To recall what came with a
-key is to compare two tokens, which no score does that is made of one or of none.
+key is to compare two tokens, which no score does that is made of one or of none. In `copy` the offset is the length of
+what is copied, which differs from text to text; in `repeat` it is one.
 """
 
 import math
@@ -10,7 +11,7 @@ import torch
 
 import glassformer as gf
 from glassformer.attention import MixerConfig, Softmax, Synthesizer
-from glassformer.data import Copy, Recall
+from glassformer.data import Copy, Recall, Repeat
 from glassformer.data.tasks.task import TaskConfig
 from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
 from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value
@@ -24,11 +25,15 @@ MIXERS: dict[str, MixerConfig] = {
     DENSE: Synthesizer(("dense",)),
     MIXTURE: Synthesizer(("random", "dot_product")),
 }
-# the tasks, and what guessing costs in each: one of sixteen symbols
+COPY, REPEAT, RECALL, SMEARED = "copy", "repeat", "recall", "recall, smeared keys"
+RECALLED = Recall(batch_size=32, length=24, n_pairs=4, n_keys=16, n_values=16)
 TASKS: dict[str, TaskConfig] = {
-    "copy": Copy(batch_size=32, length=24),
-    "recall": Recall(batch_size=32, length=24, n_pairs=4, n_keys=16, n_values=16),
+    COPY: Copy(batch_size=32, length=24),
+    REPEAT: Repeat(batch_size=32, length=24, unit_min=12, unit_max=12, vocab_size=17),
+    RECALL: RECALLED,
+    SMEARED: RECALLED,
 }
+# what guessing costs in each: one of sixteen symbols
 WIDTH, BATCHES, CHANCE = 64, 16, math.log(16)
 
 
@@ -48,10 +53,9 @@ def run(case: Case) -> Measures:
 
 def recipe(mechanism: str, task: str, steps: int) -> TrainConfig:
     data = TASKS[task]
-    layers = repeat(block(MIXERS[mechanism], n_heads=4, mlp=Mlp(WIDTH)), 2)
-    symbols = data.symbols() or []
+    layers = repeat(block(MIXERS[mechanism], n_heads=4, mlp=Mlp(WIDTH), smeared=task == SMEARED), 2)
     return TrainConfig(
-        DecoderConfig(len(symbols), WIDTH, layers, max_len=24, positions=Learned()), data, steps=steps,
+        DecoderConfig(data.build().vocab_size, WIDTH, layers, max_len=24, positions=Learned()), data, steps=steps,
         optim=OptimConfig(lr=3e-3, warmup=50), log_every=50, evaluate_every=steps, save_every=steps,
     )  # fmt: skip
 
@@ -72,20 +76,35 @@ STUDY = Study(
         "parameters": Measure("Parameters of the model, maps of queries and keys that nothing reads among them"),
     },
     claims=(
-        Claim("Random scores learn to copy at a fixed offset", share(RANDOM, "copy"), below(0.1)),
-        Claim("Dense scores learn it too", share(DENSE, "copy"), below(0.1)),
-        Claim("So does a mixture of random scores and products", share(MIXTURE, "copy"), below(0.1)),
+        Claim("Random scores learn to copy at a fixed offset", share(RANDOM, COPY), below(0.1)),
+        Claim("Dense scores learn it too", share(DENSE, COPY), below(0.1)),
+        Claim("So does a mixture of random scores and products", share(MIXTURE, COPY), below(0.1)),
         Claim(
             "Scores that stay as they were drawn learn it worse than trained ones",
-            share(FIXED, "copy") - share(RANDOM, "copy"), above(0.1),
+            share(FIXED, COPY) - share(RANDOM, COPY), above(0.1),
         ),
-        Claim("Random scores do not learn to recall", share(RANDOM, "recall"), above(0.4)),
-        Claim("Dense scores do not learn to recall", share(DENSE, "recall"), above(0.4)),
-        Claim("The dot product learns to recall", share(DOT, "recall"), below(0.1)),
-        Claim("The mixture learns to recall", share(MIXTURE, "recall"), below(0.1)),
+        Claim("Random scores do not learn to recall", share(RANDOM, RECALL), above(0.4)),
+        Claim("Dense scores do not learn to recall", share(DENSE, RECALL), above(0.4)),
+        Claim("The dot product learns to recall", share(DOT, RECALL), below(0.1)),
+        Claim("The mixture learns to recall", share(MIXTURE, RECALL), below(0.1)),
+        Claim("At one offset for all texts, random scores learn to copy", share(RANDOM, REPEAT), below(0.1)),
+        Claim("Dense scores learn that too", share(DENSE, REPEAT), below(0.1)),
+        Claim("The mixture learns that too", share(MIXTURE, REPEAT), below(0.1)),
+        Claim(
+            "Scores that stay as they were drawn learn that worse than trained ones",
+            share(FIXED, REPEAT) - share(RANDOM, REPEAT), above(0.1),
+        ),
+        Claim("With smeared keys, the dot product learns to recall", share(DOT, SMEARED), below(0.1)),
+        Claim("With smeared keys, the mixture learns to recall", share(MIXTURE, SMEARED), below(0.1)),
+        Claim("With smeared keys, random scores do not learn to recall", share(RANDOM, SMEARED), above(0.4)),
+        Claim("With smeared keys, dense scores do not learn to recall", share(DENSE, SMEARED), above(0.4)),
     ),
     differs=(
         "The paper translates, models language and classifies; these are two tasks of 24 tokens with known answers.",
+        "What is copied in `copy` is 1 to 11 symbols long, and that is the offset: no matrix of places is right in all "
+        "texts, and the first claims ask more than the paper says. `repeat`, of 12 symbols, was added after that.",
+        "Recall needs a head that looks at the token before, too; in 800 steps of these layers the dot product finds "
+        "none. Smeared keys, added after that, have it built in; scores that read no keys gain nothing by them.",
         "Guessing among the four values of a text costs half of guessing among all sixteen: a model that finds them "
         "and compares nothing has a share of 0.5.",
         "Layers of the Synthesizer hold maps of queries and keys that only the mixture reads.",

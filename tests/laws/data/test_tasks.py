@@ -23,6 +23,7 @@ from glassformer.data import (
     SkipTrigram,
     TextConfig,
     ZhEnConfig,
+    ZipfMarkov,
 )
 from glassformer.data.tasks.puzzles import is_balanced
 
@@ -35,11 +36,14 @@ TASKS = [
     ModularAddition(batch_size=32, length=10, modulus=11),
     Recall(batch_size=32, length=20, n_pairs=4),
     Needle(batch_size=32, length=14),
+    Needle(batch_size=32, length=14, n_needles=3, n_names=5),
     Brackets(batch_size=64, length=14),
     SkipTrigram(batch_size=32, length=16),
 ]
+# where nothing is certain, and the best loss is known
+CHANCES = [Markov(), DirichletMarkov(), Sessions(), ZipfMarkov()]
 NAMES = [f"{config.kind}-{i}" for i, config in enumerate(TASKS)]
-IDS = [*NAMES, "markov", "dirichlet-markov", "sessions", "zh-en"]
+IDS = [*NAMES, *(config.kind for config in CHANCES), "zh-en"]
 
 
 def answers(config, split="train", steps=4):
@@ -94,7 +98,7 @@ def test_the_answer_key_is_what_the_row_determines(config, split):
         assert solve(config, before) == answer
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), Sessions(), ZhEnConfig(batch_size=8)], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig(batch_size=8)], ids=IDS)
 def test_batches_are_a_pure_function_of_the_step(config):
     one, two = config.build(), config.build()
     first = [one.batch(step).tensors() for step in range(4)]
@@ -107,7 +111,7 @@ def test_batches_are_a_pure_function_of_the_step(config):
     assert not torch.equal(one.batch(0).targets, config.replace(seed=5).build().batch(0).targets)
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), Sessions(), ZhEnConfig()], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig()], ids=IDS)
 def test_batches_fit_their_config(config):
     data = config.build()
     batch = data.batch(0)
@@ -123,9 +127,7 @@ def test_batches_fit_their_config(config):
 
 CONFIGS = [
     *TASKS,
-    Markov(),
-    DirichletMarkov(),
-    Sessions(),
+    *CHANCES,
     ZhEnConfig(),
     TextConfig(),
     MixtureConfig(parts=(TextConfig(), Repeat()), shares=(0.5, 0.5)),
@@ -169,6 +171,23 @@ def test_the_needle_lies_at_the_asked_depth(depth):
     assert (batch.tokens == 1).nonzero()[::2, 1].unique().tolist() == [1 + round(depth * 19)]
 
 
+def test_of_several_needles_all_differ_stand_anywhere_and_the_asked_one_is_where_it_should():
+    config = Needle(batch_size=400, length=12, n_needles=3, n_names=4, n_values=5)
+    tokens = config.build().batch(0).tokens
+    found = (tokens[:, 1:-1] >= 1) & (tokens[:, 1:-1] <= 4)
+    assert (found.sum(1) == 3).all()
+    needles, values = tokens[:, 1:-1][found].view(-1, 3), tokens[:, 2:][found[:, :10]].view(-1, 3)
+    for each in (needles, values):
+        assert (each.sort(1).values.diff(dim=1) > 0).all()
+    assert ((values >= 5) & (values < 10)).all()
+    # ten places, the last of which no needle can take; each of the three is asked for as often
+    assert sorted(set(found.nonzero()[:, 1].tolist())) == list(range(9))
+    asked = (needles == tokens[:, -1:]).double().mean(0)
+    assert asked.sum() == 1 and (asked - 1 / 3).abs().max() < 0.1
+    first = config.replace(depth=0.0).build().batch(0).tokens
+    assert torch.equal(first[:, 1], first[:, -1])
+
+
 def test_bracket_strings_are_balanced_about_half_the_time():
     told = [answer for _, answer in answers(Brackets(batch_size=64, length=20), steps=10)]
     assert 0.45 < told.count("yes") / len(told) < 0.65
@@ -206,3 +225,23 @@ def test_markov_rows_cost_a_perfect_model_the_optimal_loss(order):
 
 def test_markov_sharpness_zero_is_noise():
     assert Markov(n_symbols=8, sharpness=0.0).optimal_loss() == pytest.approx(math.log(8))
+
+
+def test_shares_of_zipf_markov_words_stay_as_they_are_and_fall_as_ranks_do():
+    config = ZipfMarkov(n_words=30, n_classes=4, seed=2)
+    chain = config.table()[torch.arange(30) % 4]
+    assert torch.allclose(config.shares() @ chain, config.shares(), atol=1e-12)
+    assert float(config.shares().sum()) == pytest.approx(1)
+    flat = config.replace(sharpness=0.0).shares().sort(descending=True).values
+    assert torch.allclose(flat * torch.arange(1, 31), flat[:1].expand(30))
+
+
+def test_zipf_markov_rows_cost_a_perfect_model_the_optimal_loss():
+    config = ZipfMarkov(batch_size=256, length=64, n_words=40, n_classes=3, seed=1)
+    batch = config.build().batch(0)
+    losses = -config.table()[batch.tokens % 3, batch.targets].log()
+    assert batch.weight.all()
+    # 16,000 draws with a standard deviation of 1.4
+    assert float(losses.mean()) == pytest.approx(config.optimal_loss(), abs=0.04)
+    counted = torch.bincount(batch.tokens.flatten(), minlength=40) / batch.tokens.numel()
+    assert (counted - config.shares()).abs().max() < 0.015

@@ -18,6 +18,7 @@ from glassformer.files import json_text
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.studies import (
+    differential_distractors,
     differential_needles,
     dispersion,
     entropy_by_length,
@@ -26,6 +27,7 @@ from glassformer.studies import (
     key_norms_beyond_length,
     memorisation,
     noam_and_cosine,
+    output_layers,
     path_collapse,
     phase_change,
     two_layers_for_induction,
@@ -89,13 +91,21 @@ def test_tokens_that_are_all_alike_stay_so_on_every_path():
 
 
 def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are_zero():
-    model = differential_needles.recipe("softmax", 32, 1).model.build()
+    data = Needle(length=32, n_needles=3, n_names=4)
+    model = differential_needles.recipe("softmax", data, 1).model.build()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
-    rows = Needle(length=32).build().batch(0)
-    found = differential_needles.looked(model, rows.tokens, rows.targets[:, -1])
-    # a value, two needles and <bos> among 32 tokens
-    assert found["on_answer"] == pytest.approx(1 / 32) and found["on_noise"] == pytest.approx(28 / 32)
+    tokens, answers = differential_needles.asked(data)
+    found = differential_needles.looked(model, tokens, differential_needles.parts_of(tokens, answers, data))
+    # three needles with values, another to ask by, and <bos> among 32 tokens
+    expected = {"on_answer": 1 / 32, "on_others": 2 / 32, "on_noise": 24 / 32}
+    assert found == pytest.approx(expected)
+    assert differential_distractors.sizes(model, tokens) == {"largest_score": 0, "median_score": 0}
+
+
+def test_frequent_words_are_the_fewest_that_do_not_exceed_half_of_what_is_read():
+    rare = output_layers.is_rare(torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64))
+    assert rare.tolist() == [True, False, True, True]
 
 
 def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():

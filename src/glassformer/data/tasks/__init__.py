@@ -1,6 +1,6 @@
 """Synthetic tasks with answer keys, and languages whose best loss is known."""
 
-from glassformer.data.tasks.chains import Markov, SkipTrigram
+from glassformer.data.tasks.chains import Markov, SkipTrigram, ZipfMarkov
 from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, ModularSum, Needle, Recall, Reverse
 from glassformer.data.tasks.repeats import Induction, Repeat
@@ -25,6 +25,7 @@ __all__ = [
     "Sessions",
     "SkipTrigram",
     "UnseenWords",
+    "ZipfMarkov",
     "dirichlet_predictive",
     "phrases",
 ]

@@ -1,9 +1,10 @@
-"""Random languages whose best loss is known: Markov chains and skip-trigrams."""
+"""Random languages whose best loss is known: Markov chains, of symbols and of unequal words, and skip-trigrams."""
 
 import dataclasses
 from functools import cache
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.config import require
@@ -61,6 +62,66 @@ class Markov(TaskConfig, kind="markov"):
         sequence = torch.cat([torch.zeros(self.batch_size, 1, dtype=torch.int64), torch.stack(symbols, 1) + 1], 1)
         weight = (torch.arange(self.length) >= self.order).repeat(self.batch_size, 1)
         return Rows(sequence, weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class ZipfMarkov(TaskConfig, kind="zipf-markov"):
+    """A Markov chain of words that are as unequal as those of a language.
+
+        P(next = w | the word before is v) in proportion to  exp(sharpness * G[class of v, w]) / rank of w,   G normal
+
+    Ranks fall on words in no order, and the class of word v is v modulo `n_classes`: words of a class have the same
+    favourites after them. Table and ranks belong to the seed. Rows start in the stationary distribution, and every
+    position counts.
+
+    Args:
+        n_words: How many words there are.
+        n_classes: Words of a class are followed alike.
+        sharpness: 0 for words that do not depend on each other.
+
+    Source: Zipf 1949, "Human Behavior and the Principle of Least Effort" (frequency falls as 1 / rank).
+    """
+
+    batch_size: int = 32
+    length: int = 32
+    seed: int = 0
+    n_words: int = 2000
+    n_classes: int = 8
+    sharpness: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_shape(self, least=1)
+        require(
+            1 <= self.n_classes <= self.n_words,
+            f"n_classes={self.n_classes} must be from 1 to n_words={self.n_words}.",
+        )
+        size = self.n_classes * self.n_words
+        require(size <= _LARGEST_TABLE, f"n_classes * n_words = {size} transitions; at most {_LARGEST_TABLE}.")
+
+    def symbols(self) -> list[str]:
+        return [f"w{i}" for i in range(self.n_words)]
+
+    def table(self) -> Float[Tensor, "class vocab"]:
+        """Return the probability of each word after a word of each class, float64."""
+        return _words(self.seed, self.n_words, self.n_classes, self.sharpness)[0]
+
+    def shares(self) -> Float[Tensor, " vocab"]:
+        """Return how often each word occurs, float64."""
+        return _words(self.seed, self.n_words, self.n_classes, self.sharpness)[1]
+
+    def optimal_loss(self) -> float:
+        table, share = self.table(), self.shares()
+        entropy = -(table * table.log()).sum(-1)
+        return float(share @ entropy[torch.arange(self.n_words) % self.n_classes])
+
+    def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
+        below = self.table().cumsum(-1)
+        found = [torch.multinomial(self.shares(), self.batch_size, replacement=True, generator=random)]
+        for drawn in torch.rand(self.length, self.batch_size, 1, generator=random, dtype=torch.float64):
+            word = torch.searchsorted(below[found[-1] % self.n_classes], drawn)[:, 0]
+            # sums of probabilities end a rounding below 1
+            found.append(word.clamp_max(self.n_words - 1))
+        return Rows(torch.stack(found, 1), torch.ones(self.batch_size, self.length, dtype=torch.bool))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,3 +205,15 @@ def _chain(seed: int, order: int, n_symbols: int, sharpness: float) -> tuple[Ten
     scores = torch.randn(n_symbols**order, n_symbols, generator=generator(seed, "markov"), dtype=torch.float64)
     table = (sharpness * scores).softmax(-1)
     return table, stationary(table)
+
+
+@cache
+def _words(seed: int, n_words: int, n_classes: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """Return transition probabilities by class and the stationary distribution of words."""
+    random = generator(seed, "zipf-markov")
+    scores = sharpness * torch.randn(n_classes, n_words, generator=random, dtype=torch.float64)
+    rank = 1 + torch.randperm(n_words, generator=random).double()
+    table = (scores - rank.log()).softmax(-1)
+    # from class to class, and what follows a class in the long run
+    steps = torch.stack([table[:, one::n_classes].sum(-1) for one in range(n_classes)], -1)
+    return table, stationary(steps) @ table

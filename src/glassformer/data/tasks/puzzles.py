@@ -178,10 +178,15 @@ class Recall(TaskConfig, kind="recall"):
 
 @dataclasses.dataclass(frozen=True)
 class Needle(TaskConfig, kind="needle"):
-    """`<bos> noise needle v noise needle` -> v: one fact in a long stretch of noise.
+    """`<bos> noise needle v noise needle` -> v: one fact in a long stretch of noise, or several.
+
+    Of several, each has a needle and a value of its own, and the question names one: `<bos> noise needle3 v noise
+    needle1 w noise needle3` -> v. Which value is asked for is known by comparison alone.
 
     Args:
-        depth: Where the fact stands, 0 at the beginning and 1 at the end; None for anywhere.
+        depth: Where the fact asked for stands, 0 at the beginning and 1 at the end; None for anywhere.
+        n_needles: Facts in a row.
+        n_names: Needles there are.
     """
 
     batch_size: int = 16
@@ -190,25 +195,44 @@ class Needle(TaskConfig, kind="needle"):
     depth: float | None = None
     n_values: int = 16
     n_noise: int = 32
+    n_needles: int = 1
+    n_names: int = 1
 
     def __post_init__(self) -> None:
         check_shape(self, least=4)
         require(self.depth is None or 0 <= self.depth <= 1, f"depth={self.depth} is not in [0, 1].")
-        require(self.n_values >= 1 and self.n_noise >= 1, "n_values and n_noise must be at least 1.")
+        require(self.n_noise >= 1, "n_noise must be at least 1.")
+        room = min(self.n_names, self.n_values, (self.length - 2) // 2)
+        require(
+            1 <= self.n_needles <= room,
+            f"n_needles={self.n_needles}, but n_names={self.n_names}, n_values={self.n_values} and "
+            f"length={self.length} suffice for {room}, and one is needed.",
+        )
 
     def symbols(self) -> list[str]:
+        needles = ["needle"] if self.n_names == 1 else [f"needle{i}" for i in range(self.n_names)]
         noise = (f"n{i}" for i in range(self.n_noise))
-        return ["<bos>", "needle", *(f"v{i}" for i in range(self.n_values)), *noise]
+        return ["<bos>", *needles, *(f"v{i}" for i in range(self.n_values)), *noise]
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
-        size, needle = self.batch_size, 1
-        sequence = 2 + self.n_values + torch.randint(self.n_noise, (size, self.length + 1), generator=random)
-        value = 2 + torch.randint(self.n_values, (size, 1), generator=random)
-        places = self.length - 3
-        place = torch.randint(1, 1 + places, (size, 1), generator=random)
+        size, others = self.batch_size, self.n_needles - 1
+        first_value = 1 + self.n_names
+        first_noise = first_value + self.n_values
+        sequence = first_noise + torch.randint(self.n_noise, (size, self.length + 1), generator=random)
+        value = torch.randint(self.n_values, (size, 1), generator=random)
+        # between <bos> and the question stand facts and single noise
+        stands = self.length - 2 - self.n_needles
+        stand = torch.randint(stands, (size, 1), generator=random)
         if self.depth is not None:
-            place = torch.full_like(place, 1 + round(self.depth * (places - 1)))
-        sequence[:, 0], sequence[:, -2], sequence[:, -1] = _BOS, needle, value[:, 0]
+            stand = torch.full_like(stand, round(self.depth * (stands - 1)))
+        free = torch.rand(size, stands, generator=random).scatter(1, stand, 1.0).argsort(1)[:, :others]
+        stand = torch.cat((stand, free), 1)
+        # a fact is two tokens long
+        place = 1 + stand + (stand[:, :, None] > stand[:, None]).sum(-1)
+        needle = 1 + torch.rand(size, self.n_names, generator=random).argsort(1)[:, : self.n_needles]
+        apart = 1 + torch.rand(size, self.n_values - 1, generator=random).argsort(1)[:, :others]
+        value = first_value + torch.cat((value, (value + apart) % self.n_values), 1)
+        sequence[:, 0], sequence[:, -2], sequence[:, -1] = _BOS, needle[:, 0], value[:, 0]
         sequence.scatter_(1, place, needle).scatter_(1, place + 1, value)
         return Rows(sequence, last_position(self))
 
