@@ -101,7 +101,7 @@ class _InParts(torch.autograd.Function):
         if torch.is_grad_enabled():
             # what is to be differentiated again is made of all scores
             threes = zip(ctx.layout, _threes(tensors), strict=True)
-            parts = [Part(blocks.start, *three, allowed, causal) for (blocks, allowed, causal), three in threes]
+            parts = [Part(blocks.start, q, k, v, allowed, causal) for (blocks, allowed, causal), (q, k, v) in threes]
             plain = by_all_scores(parts, ctx.scale)
             return None, None, *torch.autograd.grad(plain, tensors, gradients, create_graph=True)
         # rows that meet no key have no weights, whatever stands here
