@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-all test-gpu stress check docs tables applies families pictures bench format
+.PHONY: demo test test-all test-gpu stress check docs tables applies families pictures patterns bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -64,6 +64,11 @@ applies: $(DEV)
 
 families: $(DEV)
 	$(BIN)/python docs/make_families.py
+
+# trains a small model of every mechanism, and draws what one of its heads looks at
+patterns: $(DEV)
+	$(BIN)/python docs/make_patterns.py
+	$(BIN)/python docs/make_tables.py
 
 pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py

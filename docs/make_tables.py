@@ -5,6 +5,7 @@ measured figures from `benchmarks/results`, mechanisms from the registry and the
 from the reports in `src/glassformer/studies/found`.
 """
 
+import dataclasses
 import inspect
 import json
 import re
@@ -25,6 +26,7 @@ CIRCUITS = ROOT / "benchmarks" / "results" / "circuits-x86_64-2-cores.json"
 SWEEPS = ROOT / "benchmarks" / "results" / "sweeps-x86_64-2-cores.json"
 STRESS = ROOT / "benchmarks" / "results" / "stress-x86_64-2-cores.json"
 ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
+PATTERNS = ROOT / "docs" / "images" / "mechanisms"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
 
 # the first figures of a card, and what they are called in each README; the card has them all
@@ -142,7 +144,7 @@ def catalogue(*, chinese: bool) -> str:
     """Return one row per mechanism that ships with the package, with the paper it is from."""
     rows = [(("mechanism", "paper", "claims checked"), ("机制", "论文", "检验过的论断"))[int(chinese)]]
     for kind, config in _registered():
-        row = (f"[`{kind}`](docs/mechanisms.md)", _about(config)[1]["Source"])
+        row = (f"[`{kind}`](docs/mechanisms/{kind}.md)", _about(config)[1]["Source"])
         rows.append((*row, _checked(kind, "docs/claims.md", chinese=chinese)))
     return _table(rows)
 
@@ -388,11 +390,75 @@ def mechanisms() -> str:
     for kind, config in _registered():
         equation, about = _about(config)
         traits = config.traits  # type: ignore[attr-defined]
-        link = f"[`{kind}`](api/generated/{config.__module__}.rst)"
+        link = f"[`{kind}`](mechanisms/{kind}.md)"
         scores = "bilinear" if traits.bilinear_scores else "yes" if traits.has_scores else "none"
         row = (link, equation, traits.linear_in_value, "yes" if traits.rows_sum_to_one else "no", scores)
         rows.append((*row, str(traits.streams), about["State"], about["Source"], _checked(kind, "claims.md")))
     return _table(rows)
+
+
+def pages() -> dict[Path, str]:
+    """Return the page of every mechanism, made of its module's docstring, its settings and what was drawn of it."""
+    drawn = json.loads((PATTERNS / "patterns.json").read_text(encoding="utf-8"))
+    return {ROOT / "docs" / "mechanisms" / f"{kind}.md": page(kind, config, drawn) for kind, config in _registered()}
+
+
+def page(kind: str, config: type, drawn: dict[str, dict[str, Any]]) -> str:
+    """Return the page of one mechanism."""
+    about = (inspect.getdoc(sys.modules[config.__module__]) or "").split("\n\n")
+    summary, rest = about[0], about[1:]
+    shown = [_paragraph(part) for part in rest]
+    # the picture stands behind the equation
+    place = 1 + next((i for i, part in enumerate(rest) if part.startswith("    ")), -1)
+    shown.insert(place, _picture(kind, drawn))
+    told = dict(re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |^\S|\Z)", inspect.getdoc(config) or "", re.M | re.S))
+    settings = [("setting", "default", "meaning")]
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        meaning = " ".join(told.get(field.name, "").split()).replace("|", "\\|")
+        settings.append((f"`{field.name}`", f"`{_default(field)}`", re.sub(r"([*<>])", r"\\\1", meaning)))
+    links = [
+        f"In the reference: [`{config.__name__}`](../api/generated/{config.__module__}.rst). "
+        "Which analyses answer for it: [what applies to what](../what-applies.md)."
+    ]
+    if checked := _checked(kind, "../claims.md"):
+        links.append("Claims checked: " + checked.replace("<br>", "; ") + ".")
+    return "\n\n".join([f"# `{kind}`", summary, *shown, _table(settings), *links]) + "\n"
+
+
+def _paragraph(part: str) -> str:
+    """Return a paragraph of a docstring as a page has it: equations as code, each named line by itself."""
+    if part.startswith("    "):
+        return "```text\n" + inspect.cleandoc(part) + "\n```"
+    text = " ".join(part.split())
+    names = "Pattern|State|Cost|Source|Forms|Differs from [^:.,]{1,40}"
+    # what stands in a docstring may look like markup
+    escaped = re.sub(r"([*<>])", r"\\\1", text)
+    return re.sub(rf"(^|(?<=[.)]) )({names}): ", r"\n\n**\2**: ", escaped).strip()
+
+
+def _picture(kind: str, drawn: dict[str, dict[str, Any]]) -> str:
+    """Return the picture of a mechanism and what it is of; nothing of one that was not drawn yet."""
+    if kind not in drawn:
+        return "No pattern of it was drawn yet: `python docs/make_patterns.py " + kind + "`."
+    facts, softmax = drawn[kind], drawn["softmax"]["loss"]
+    trained = (
+        f"two blocks of width 64 as the mechanism's paper builds them, {facts['parameters']:,} parameters, "
+        f"{facts['steps']} steps on the standard library: {facts['loss']:.2f} nats per token on held-out files"
+    )
+    beside = "" if kind == "softmax" else f", where the same model with softmax attention has {softmax:.2f}"
+    if "head" not in facts:
+        return f"It has no pattern to draw. A model of it, {trained}{beside}."
+    return (
+        f"![What {facts['head']} of a small model looks at](../images/mechanisms/{kind}.png)\n\n"
+        f"*{facts['head']} on a line of text. It is the head with most weight, {100 * facts['share']:.0f} % of sizes, "
+        f"neither on the first token nor on the query's own. The model: {trained}{beside}.*"
+    )
+
+
+def _default(field: Any) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "needed"
 
 
 def _registered() -> list[tuple[str, type]]:
@@ -447,3 +513,6 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for path, found in tables().items():
         path.write_text(fill(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+    (ROOT / "docs" / "mechanisms").mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -63,6 +63,9 @@ def test_the_generated_tables_are_what_the_script_makes() -> None:
     for path, found in tables.tables().items():
         page = path.read_text(encoding="utf-8")
         assert tables.fill(page, found) == page, f"{path.name} is out of date: run `make tables`"
+    for path, text in tables.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make tables`"
+    assert {path.name for path in tables.pages()} == {path.name for path in (ROOT / "docs" / "mechanisms").glob("*.md")}
 
 
 def test_the_page_of_analyses_and_the_tree_are_what_the_script_makes() -> None:

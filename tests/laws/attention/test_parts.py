@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Attention, Differential, DualChunk, MixerConfig, Softmax
+from glassformer.attention import (
+    Additive,
+    Attention,
+    Differential,
+    DualChunk,
+    MixerConfig,
+    NoPositions,
+    Softmax,
+    SumNormalised,
+)
 from glassformer.attention.kernels.parts import Part, by_all_scores, in_parts
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
@@ -56,6 +65,20 @@ def test_parts_are_one_softmax(route: Any, seed: int) -> None:
     weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
     for one, other in zip(*(torch.autograd.grad((z * weights).sum(), inputs) for z in (found, expected)), strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "positions"),
+    [(Softmax(), DualChunk(chunk=3, length=5)), (SumNormalised("relu"), NoPositions()), (Additive(), NoPositions())],
+)
+def test_written_backwards_have_a_derivative_themselves(mixer: MixerConfig, positions: Any) -> None:
+    attention = layer(mixer, 1, positions)
+    x = stream(1, 7).requires_grad_()
+    found = []
+    for tape in (None, attention.tape("pattern")):
+        (slope,) = torch.autograd.grad(attention(x, tape=tape).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    close(*found)
 
 
 def layer(mixer: MixerConfig, n_kv_heads: int, positions: Any) -> Layer:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class Part(NamedTuple):
@@ -97,9 +96,14 @@ class _InParts(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         z, lse, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # what is to be differentiated again is made of all scores
+            threes = zip(ctx.layout, _threes(tensors), strict=True)
+            parts = [Part(blocks.start, q, k, v, allowed, causal) for (blocks, allowed, causal), (q, k, v) in threes]
+            plain = by_all_scores(parts, ctx.scale)
+            return None, None, *torch.autograd.grad(plain, tensors, gradients, create_graph=True)
         # rows that meet no key have no weights, whatever stands here
         lse = lse.masked_fill(lse == float("-inf"), 0.0)
         found: list[Tensor] = []

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.attention.context import Context, window
 
@@ -87,17 +86,18 @@ class _Summed(torch.autograd.Function):
     ) -> Tensor:
         z, sums = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         for block in blocks:
-            weight, total = _weights(_scores(q, k, scale, block), function, block)
-            z[..., block.rows, :] = weight @ v[..., block.keys, :] / total
-            sums[..., block.rows, :] = total
+            z[..., block.rows, :], sums[..., block.rows, :] = _mixed(q, k, v, scale, function, block)
         ctx.save_for_backward(q, k, v, z, sums)
         ctx.scale, ctx.function, ctx.blocks = scale, function, blocks
         return z
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         q, k, v, z, sums = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # what is to be differentiated again is made in the plain way
+            plain = torch.cat([_mixed(q, k, v, ctx.scale, ctx.function, block)[0] for block in ctx.blocks], -2)
+            return *torch.autograd.grad(plain, (q, k, v), gradients, create_graph=True), None, None, None
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for block in ctx.blocks:
             keys, values = k[..., block.keys, :], v[..., block.keys, :]
@@ -114,6 +114,12 @@ class _Summed(torch.autograd.Function):
             dq[..., block.rows, :] = ds @ keys
             dk[..., block.keys, :] += ds.mT @ q[..., block.rows, :]
         return dq, dk, dv, None, None, None
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor, scale: float, function: str, block: Block) -> tuple[Tensor, Tensor]:
+    """Return mixed values of some queries, and what they were divided by."""
+    weight, total = _weights(_scores(q, k, scale, block), function, block)
+    return weight @ v[..., block.keys, :] / total, total
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, block: Block) -> Tensor:
