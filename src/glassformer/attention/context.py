@@ -368,6 +368,21 @@ class Context:
         """
         return None if self.first is not None else self.positions == 0
 
+    @property
+    def ends(self) -> Bool[Tensor, "b pos"] | None:
+        """Which of the new positions may not see the one behind them; None where that holds of the last of all alone.
+
+        So it is of the last of a packed document, of the last real token of a row and of every one under a causal mask.
+        """
+        if not self.mask.terms:
+            return None
+        if "ends" not in self.memo:
+            n, total, device = self.positions.shape[-1], self.key_positions.shape[-1], self.positions.device
+            b = torch.arange(self.mask.batch, device=device)[:, None]
+            q = torch.arange(total - n, total - 1, device=device)
+            self.memo["ends"] = torch.nn.functional.pad(~self.mask.allows(b, q, q + 1), (0, 1), value=True)
+        return self.memo["ends"]
+
     def new_positions(self, keys: bool) -> Int[Tensor, "b pos"]:
         """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""
         return self.key_positions if keys else self.positions

@@ -126,6 +126,8 @@ class MixerConfig(Config, family=True):
     mixer: ClassVar[type["Mixer"] | None] = None
     # whether the state is the keys and values of earlier positions
     stores_keys: ClassVar[bool] = True
+    # whether it goes by the order of keys, without positions and across to another sequence too
+    by_order: ClassVar[bool] = False
     # whether training decides how many positions the state has; `state_numbers` is the most there may be then
     learns_reach: ClassVar[bool] = False
     # whether the state is kept in float32 at least, whatever the model's dtype

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.attention import Context
 from glassformer.config import UNSAID, require
-from glassformer.models.block import BlockConfig, check_reads_both_ways
+from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
@@ -22,12 +22,13 @@ from glassformer.trace import Tape
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
-    """An encoder-decoder transformer; both sides share one vocabulary unless told otherwise.
+    """An encoder-decoder, a transformer or a recurrent one; both sides share one vocabulary unless told otherwise.
 
     Args:
         vocab_size: Number of token ids that the decoder reads.
         d_model: Width of both residual streams.
-        encoder_layers: Blocks of the encoder.
+        encoder_layers: Blocks of the encoder. What looks at earlier positions only may be among them, as in the first
+            recurrent translators, whose last position then knows all of the source.
         decoder_layers: Blocks of the decoder, each with a cross-attention part.
         max_len: Longest source or target it is meant for.
         positions: Positions added to both streams.
@@ -87,7 +88,6 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
                 all(0 <= id < size for id in ids),
                 f"encoder_decoder: {name} must be of tokens, 0 to {size - 1}; found {getattr(self, name)}.",
             )
-        check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 

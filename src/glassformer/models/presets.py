@@ -6,14 +6,16 @@ Each docstring states the parameter count of this config, exactly; a test counts
 from collections.abc import Callable
 from functools import partial
 
-from glassformer.attention import QueryKeyOnly, Rope
+from glassformer.attention import Additive, Attention, LastKey, MixerConfig, QueryKeyOnly, Rope, Tied
 from glassformer.errors import UnknownModel, nearest
+from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Learned
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import ModelConfig
-from glassformer.models.norms import LayerNorm, RmsNorm
+from glassformer.models.norms import LayerNorm, NoNorm, RmsNorm
+from glassformer.models.recurrent import Gru
 from glassformer.models.schedules import block, repeat
 
 
@@ -33,6 +35,31 @@ def transformer_big(vocab_size: int = 37_000) -> EncoderDecoderConfig:
     Source: Vaswani et al. 2017, table 3.
     """
     return _transformer(vocab_size, d_model=1024, n_heads=16, d_mlp=4096, dropout=0.3)
+
+
+def rnn_search(vocab_size: int = 30_000) -> EncoderDecoderConfig:
+    """RNNsearch: 79,786,660 parameters. A recurrent encoder that reads both ways, a decoder that attends additively.
+
+    Widths are the authors': 620 of words, here of the stream, 1,000 of each state and of the hidden layer of scores.
+    Their decoder is one recurrence, which is told what was read of the source and asks for it by its state of before;
+    each word comes from state, word and source through a maxout layer. Here a recurrence writes to the stream, its
+    state asks, a second recurrence is told all of that, and the stream predicts. States begin at zero, not at a map of
+    the source.
+
+    Source: Bahdanau et al. 2014, "Neural Machine Translation by Jointly Learning to Align and Translate", appendix A.
+    """
+    return _recurrent(vocab_size, Gru(1000, bidirectional=True), Additive(hidden=1000))
+
+
+def rnn_encoder_decoder(vocab_size: int = 30_000) -> EncoderDecoderConfig:
+    """RNN encoder-decoder: 73,058,660 parameters. The decoder knows the source by the encoder's last position alone.
+
+    As `rnn_search` in all else; the vector is read at every step, as in the paper, where it also begins the state.
+
+    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", in the size that Bahdanau et
+    al. 2014 compare with.
+    """
+    return _recurrent(vocab_size, Gru(1000), LastKey())
 
 
 def gpt2_small() -> DecoderConfig:
@@ -86,6 +113,8 @@ def attention_only(
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "transformer-base": transformer_base,
     "transformer-big": transformer_big,
+    "rnn-search": rnn_search,
+    "rnn-encoder-decoder": rnn_encoder_decoder,
     "gpt2-small": gpt2_small,
     "gpt3-175b": gpt3_175b,
     "llama3-8b": llama3_8b,
@@ -112,6 +141,15 @@ def _transformer(vocab_size: int, d_model: int, n_heads: int, d_mlp: int, dropou
         for cross in (False, True)
     )
     return EncoderDecoderConfig(vocab_size, d_model, repeat(encoder, 6), repeat(decoder, 6), embed_dropout=dropout)
+
+
+def _recurrent(vocab_size: int, reader: Gru, mixer: MixerConfig) -> EncoderDecoderConfig:
+    across = Attention(1, mixer=mixer, projection=Tied(query="identity"), cross=True)
+    encoder, decoder = BlockConfig((reader,), NoNorm()), BlockConfig((Gru(1000), across, Gru(1000)), NoNorm())
+    return EncoderDecoderConfig(
+        vocab_size, 620, (encoder,), (decoder,), max_len=50, positions=None, tied=False, unembed_bias=True,
+        shared=False, source_vocab_size=vocab_size,
+    )  # fmt: skip
 
 
 def _gpt(n_layers: int, d_model: int, n_heads: int, max_len: int) -> DecoderConfig:

@@ -2,6 +2,7 @@
 
 # modules that hold a `STUDY` for the engine
 STUDIES = (
+    "additive_and_dot",
     "attention_on_attention",
     "differential_distractors",
     "differential_needles",

@@ -42,7 +42,7 @@ from glassformer.labelled import Labelled, Result
 from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Mlp, NoNorm, NormConfig, block, published_block
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
-from glassformer.testing.models import ARCHITECTURES, ENCODERS, SLOTS, Subject, drawn, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
 from glassformer.testing.plain import plain
 from glassformer.testing.sub_layer_laws import WIRINGS
 from glassformer.trace import Foreign
@@ -183,7 +183,7 @@ def sub_layers() -> dict[str, Made]:
 
 def models() -> dict[str, Made]:
     """Return the tiny models of every architecture, and a module of plain PyTorch under our names."""
-    known: dict[str, Made] = {name: partial(subject, name) for name in (*ARCHITECTURES, *ENCODERS)}
+    known: dict[str, Made] = {name: partial(subject, name) for name in (*ARCHITECTURES, *ENCODERS, *RECURRENT)}
     return known | {"module with a spec": plain}
 
 

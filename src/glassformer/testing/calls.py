@@ -137,6 +137,11 @@ class _Fits:
         return [label for label in found if label.startswith("L") and "X" not in label] or ["L0H0", "L1H0"]
 
     @property
+    def written(self) -> str:
+        """Sites of what self-attention writes; of what sub-layers write, in a model that has none."""
+        return "*.attn.out" if any(name.endswith(".attn.out") for name in self.model.sites("*")) else "*.out"
+
+    @property
     def pairs(self) -> Contrast:
         others = self.subject.others(torch.Generator().manual_seed(9))
         sides: dict[str, Any] = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}
@@ -177,7 +182,7 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
     "subject": lambda fits: [1], "chosen": lambda fits: fits.heads[:1],
     "mask": lambda fits: torch.eye(fits.subject.inputs[-1].shape[1], dtype=torch.bool),
     "directions": lambda fits: fits.direction,
-    "pairs": lambda fits: fits.pairs, "plan": lambda fits: [[Scale("*.attn.out", 0.0)]],
+    "pairs": lambda fits: fits.pairs, "plan": lambda fits: [[Scale(fits.written, 0.0)]],
     "first": lambda fits: fits.heads[0], "second": lambda fits: fits.heads[-1],
 }  # fmt: skip
 

@@ -61,6 +61,7 @@ def claiming(claim: Callable[[Traits], bool]) -> Callable[[Any], Any]:
 every = SUITE.law()
 has_pattern = claiming(lambda traits: traits.linear_in_value != "no")
 crossing = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses)
+unordered = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses and not mechanism.by_order)
 exact = claiming(lambda traits: traits.linear_in_value == "exact")
 
 
@@ -434,7 +435,7 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
                     close(values[name][:, s, head], flat[..., s * width : (s + 1) * width])
 
 
-@crossing
+@unordered
 @given(st.data())
 def test_cross_attention_sees_no_order_of_the_source(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind, placed=st.just(NoPositions()), cross=True))

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glassformer.attention import (
+    Additive,
     Alibi,
+    Attention,
     Differential,
+    LastKey,
     Lightning,
     Linear,
     Merge,
@@ -22,13 +25,16 @@ from glassformer.attention import (
     RelativeBias,
     Rope,
     Softmax,
+    Tied,
 )
 from glassformer.data.batch import Batch, next_token_batch
 from glassformer.models import (
     AdaptiveSoftmax,
+    BlockConfig,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
+    Gru,
     HierarchicalSoftmax,
     LayerNorm,
     Learned,
@@ -225,6 +231,22 @@ ENCODERS: dict[str, ModelConfig] = {
 }
 
 
+# no self-attention: what holds of attention in every block does not hold of these
+RECURRENT: dict[str, ModelConfig] = {
+    # the source read both ways, then backwards only; by additive attention, and at its last position
+    "recurrent": EncoderDecoderConfig(
+        encoder_layers=(BlockConfig((Gru(5, bidirectional=True),)), BlockConfig((Gru(),))),
+        decoder_layers=(
+            BlockConfig((Gru(6), Attention(2, d_head=5, mixer=Additive(), cross=True), Gru())),
+            BlockConfig((Attention(1, mixer=LastKey(), projection=Tied(query="identity"), cross=True), Gru())),
+        ),
+        positions=None,
+        final_norm=LayerNorm(),
+        **_DEEP,
+    ),
+}
+
+
 @dataclass
 class Subject:
     """A tiny model in float64 with a batch to run it on."""
@@ -266,7 +288,7 @@ class Subject:
 
 def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
     """Build an architecture by name, with random weights and random tokens."""
-    return drawn(name, (ARCHITECTURES | ENCODERS)[name], batch, length, seed, dtype)
+    return drawn(name, (ARCHITECTURES | ENCODERS | RECURRENT)[name], batch, length, seed, dtype)
 
 
 def drawn(

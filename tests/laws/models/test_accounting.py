@@ -44,6 +44,8 @@ GPT3, LLAMA3 = "gpt3-175b", "llama3-8b"
 PUBLISHED = {
     "transformer-base": 63_045_632,
     "transformer-big": 214_171_648,
+    "rnn-search": 79_786_660,
+    "rnn-encoder-decoder": 73_058_660,
     "gpt2-small": 124_439_808,
     GPT3: 174_604_259_328,
     LLAMA3: 8_030_261_248,

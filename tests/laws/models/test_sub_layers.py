@@ -56,6 +56,7 @@ CONFIGS: dict[str, SubLayerConfig] = {
     "attention latent": Attention(2, 1, positions=Rope(at_read=True), projection=Latent(3)),
     "mlp gated": Mlp(7, "silu", gated=True, bias=False),
     "gru narrow": Gru(5, bias=False),
+    "gru bidirectional": Gru(5, bidirectional=True),
     "convolution dilated": Convolution(2, dilation=3, d_hidden=5, activation="tanh"),
     "convolution wide": Convolution(4, bias=False),
     "convolution pointwise": Convolution(1),

@@ -282,6 +282,11 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     w.model.require_one_vocabulary("virtual_copying")
     w.model.unembed.require_matrix("virtual_copying")
     layers = w.of_stack()
+    if len(layers) < 2:
+        raise AnalysisUnavailable(
+            f"virtual_copying joins heads of two layers of self-attention; the stack that ends in the logits has "
+            f"{len(layers)}."
+        )
     if not 0 <= first < second < len(layers):
         raise ShapeMismatch(f"virtual_copying: layers {first} and {second} of {len(layers)} do not follow each other.")
     low, high = layers[first], layers[second]

@@ -260,6 +260,7 @@ def erasure(
 
     Raises:
         SiteNotRead: The run lacks a site.
+        AnalysisUnavailable: The model has neither self-attention nor an MLP.
     """
     run = run_for(erasure, run, text, target)
     run.require(erasure_sites(run.model), "erasure")
@@ -288,6 +289,8 @@ def erasure(
         basis = _bases(wide(reads)[None])
         labels.append(mlp.label)
         cosines.append(_cosine(run[place.at_out].values[:, None], x[:, None] @ basis.mT @ basis, run.lengths))
+    if not cosines:
+        raise AnalysisUnavailable("erasure is of self-attention and of MLPs; this model has neither.")
     means, spreads = (torch.cat([f(c, -1) for c in cosines]) for f in (torch.mean, torch.std))
     coords = {"component": labels}
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)

@@ -6,6 +6,7 @@ from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
 from glassformer.attention.mechanisms.general import General
+from glassformer.attention.mechanisms.last_key import LastKey
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
@@ -16,6 +17,7 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "AdaptiveSpan", "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
-    "RefinedWasserstein", "Softmax", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "AdaptiveSpan", "Additive", "Concat", "ConcatLinear", "Differential", "General", "LastKey", "Lightning", "Linear",
+    "Refined", "RefinedWasserstein", "Softmax", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
+    "lambda_init_at",
 ]  # fmt: skip
