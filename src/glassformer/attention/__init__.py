@@ -6,6 +6,7 @@ from glassformer.attention.layer import Attention, AttentionLayer, AttentionStat
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import (
     Additive,
+    Atrous,
     Concat,
     ConcatLinear,
     Differential,
@@ -15,6 +16,7 @@ from glassformer.attention.mechanisms import (
     Refined,
     RefinedWasserstein,
     Softmax,
+    Sparse,
     SumNormalised,
     Synthesizer,
     Wasserstein,
@@ -65,6 +67,7 @@ __all__ = [
     "AdaptiveTemperature",
     "Additive",
     "Alibi",
+    "Atrous",
     "Attention",
     "AttentionLayer",
     "AttentionState",
@@ -116,6 +119,7 @@ __all__ = [
     "Softmax",
     "SoftmaxWeights",
     "SoftmaxWeightsMixer",
+    "Sparse",
     "SubLayerConfig",
     "SubLayerModule",
     "SumNormalised",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
 
-COUNTED = 1 << 20  # pairs of query and key whose mask is made at a time, to be counted
+COUNTED = 1 << 17  # pairs of query and key whose mask is made at a time, to be counted
 
 
 class Term(ABC):
@@ -36,6 +36,14 @@ class Term(ABC):
     @abstractmethod
     def excerpt(self, run: "Run") -> "Term | None":
         """Return the condition within a run, positions counted from its start; None if it hides nothing there."""
+
+
+class Rule(ABC):
+    """Which keys a mechanism looks at of those a mask allows: by position, every position at itself at least."""
+
+    @abstractmethod
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return whether a query at position `q` looks at a key at position `k`; both broadcast."""
 
 
 class Run(NamedTuple):
@@ -277,6 +285,7 @@ class Context:
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
+        rule: Which keys the mechanism looks at of those that the mask allows; None for all.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -291,6 +300,7 @@ class Context:
     dropout: float = 0.0
     drops: bool = True
     first: int | None = None
+    rule: Rule | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -345,7 +355,7 @@ class Context:
 
     @property
     def is_causal(self) -> bool:
-        return self.mask.is_causal and not self.crossed
+        return self.mask.is_causal and not self.crossed and self.rule is None
 
     @property
     def looks_back(self) -> bool:
@@ -375,14 +385,18 @@ class Context:
     def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b 1 query key"] | None:
         """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed."""
         mask = self.mask if size is None else self.mask & window(size)
-        if not mask.terms:
+        if not mask.terms and self.rule is None:
             return None
-        key = ("allowed", n_queries, n_keys, size)
+        key = ("allowed", n_queries, n_keys, size, self.rule)
         if key not in self.memo:
             # a rolling state keeps fewer keys than there are positions: columns are aligned at the end
             total = max(n_keys, self.key_positions.shape[-1])
             lower = mask.rectangle if self.crossed else mask.dense
-            self.memo[key] = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+            allowed = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+            if self.rule is not None:
+                q, k = self.positions[:, None, -n_queries:, None], self.key_positions[:, None, None, -n_keys:]
+                allowed = allowed & self.rule.allows(q, k)
+            self.memo[key] = allowed
         return self.memo[key]
 
     def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b query"]:
@@ -390,7 +404,7 @@ class Context:
 
         Rows of the mask are made some at a time and counted: the mask of a long text is never whole.
         """
-        key = ("visible", n_queries, size)
+        key = ("visible", n_queries, size, self.rule)
         if key not in self.memo:
             mask = self.mask if size is None else self.mask & window(size)
             # those that have left a rolling state are counted, and are outside the window
@@ -398,8 +412,13 @@ class Context:
             first, device = 0 if self.crossed else total - n_queries, self.positions.device
             b = torch.arange(mask.batch, device=device)[:, None, None]
             queries, keys = torch.arange(first, first + n_queries, device=device), torch.arange(total, device=device)
-            rows = queries[:, None].split(max(1, COUNTED // max(1, mask.batch * total)))
-            counted = [mask.allows(b, q, keys).expand(mask.batch, len(q), total).sum(-1) for q in rows]
+            counted = []
+            for q in queries[:, None].split(max(1, COUNTED // max(1, mask.batch * total))):
+                allowed = mask.allows(b, q, keys).expand(mask.batch, len(q), total)
+                if self.rule is not None:
+                    at = self.positions[:, q[:, 0] - first, None], self.key_positions[:, None, -total:]
+                    allowed = allowed & self.rule.allows(*at)
+                counted.append(allowed.sum(-1))
             self.memo[key] = torch.cat(counted, -1)
         return self.memo[key]
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.attention.context import Context
+from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_with_sinks
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig
 from glassformer.attention.scores import masked_softmax, placed
@@ -51,8 +51,18 @@ class SoftmaxWeights(MixerConfig):
         require(self.cap is None or self.cap > 0, f"{self.kind}: cap must be positive, found {self.cap}.")
 
     @property
+    def rule(self) -> Rule | None:
+        """Which keys it looks at of those that mask and `limit` allow; None for all."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """How far apart a query and a key are at most, plus one; None for no limit."""
+        return self.window
+
+    @property
     def reach(self) -> int | None:
-        return None if self.window is None else self.window - 1
+        return None if self.limit is None else self.limit - 1
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         # the fused kernel computes masked pairs too; only a single step is spared what has left the window
@@ -97,6 +107,10 @@ class SoftmaxWeightsMixer(Mixer):
         """Return the score of every query with every key, times scale and temperature."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a score is")
 
+    def ruled(self, context: Context) -> Context:
+        """Return the context with the mechanism's rule in it."""
+        return context if self.config.rule is None else replace(context, rule=self.config.rule)
+
     def tempered(
         self, rows: Float[Tensor, "*lead head query d"], context: Context | None, heads: slice = slice(None)
     ) -> Float[Tensor, "*lead head query d"]:
@@ -106,7 +120,7 @@ class SoftmaxWeightsMixer(Mixer):
         if (factor := self.temperature.of_heads()) is not None:
             rows = rows * factor[heads].to(rows.dtype)
         if self.temperature.by_query and context is not None:
-            factor = self.temperature.of_queries(context, rows.shape[-2], self.config.window)
+            factor = self.temperature.of_queries(self.ruled(context), rows.shape[-2], self.config.limit)
             rows = rows * factor.to(rows.dtype)
         return rows
 
@@ -114,7 +128,7 @@ class SoftmaxWeightsMixer(Mixer):
         scores = self.scores(q, k, context)
         if self.config.cap is not None:
             scores = self.capped(site(tape, self.at.scores_raw, scores))
-        scores = site(tape, self.at.scores, placed(scores, context, self.config.window))
+        scores = site(tape, self.at.scores, placed(scores, self.ruled(context), self.config.limit))
         return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
 
     def capped(self, scores: Float[Tensor, "*n query key"]) -> Float[Tensor, "*n query key"]:
@@ -133,8 +147,17 @@ class SoftmaxWeightsMixer(Mixer):
         pattern = masked_softmax(wide, empty_rows=empty_rows)
         return (pattern if self.sinks is None else pattern[..., :-1]).to(scores.dtype)
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context, rate: int = 1) -> Tensor:
+        """Return z by the library's kernels, where products of q and k, times `scale`, are the scores.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            context: Facts of the pass.
+            rate: How many positions lie from one of them to the next.
+        """
+        size = None if self.config.limit is None else -(-self.config.limit // rate)
         if self.sinks is not None:
-            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, self.config.window)
-        return fused_softmax(q, k, v, self.scale, context, self.config.window)
+            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, size)
+        return fused_softmax(q, k, v, self.scale, context, size)

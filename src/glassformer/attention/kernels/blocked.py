@@ -31,11 +31,11 @@ def window_of(context: Context, size: int | None) -> int | None:
 def is_blocked(context: Context, n_queries: int, n_keys: int, size: int | None) -> bool:
     """Whether blocks are quicker than the mask of all pairs, and can say what it says."""
     reach = window_of(context, size)
-    if reach is None or context.crossed or n_queries != n_keys:
+    if reach is None or context.crossed or context.rule is not None or n_queries != n_keys:
         return False
     if context.biased and not (context.encoding.bias_by_offset and context.first is not None):
         return False
-    rows, back = _blocks(reach)
+    rows, back = blocks_of(reach)
     met = rows * (1 + back + (0 if context.looks_back else back))
     return n_queries >= 2 * met
 
@@ -63,10 +63,10 @@ def windowed(
     """
     reach, n, batch = window_of(context, size), q.shape[-2], len(q)
     assert reach is not None, "asked of what is blocked"
-    rows, back = _blocks(reach)
+    rows, back = blocks_of(reach)
     ahead = 0 if context.looks_back else back
-    queries = _neighbours(q, rows, 0, 0)
-    keys, values = _neighbours(k, rows, back, ahead), _neighbours(v, rows, back, ahead)
+    queries = neighbours(q, rows, 0, 0)
+    keys, values = neighbours(k, rows, back, ahead), neighbours(v, rows, back, ahead)
     if sink is not None:
         keys, values = (
             torch.cat((extra[:, None].expand(-1, x.shape[1], -1, -1, -1), x), -2)
@@ -90,7 +90,7 @@ def windowed(
     return torch.cat(z, 1).movedim(1, 2).flatten(2, 3)[..., :n, :]
 
 
-def _blocks(reach: int) -> tuple[int, int]:
+def blocks_of(reach: int) -> tuple[int, int]:
     """Return the rows of a block, and how many blocks before one its window reaches into."""
     rows = max(SHORTEST, min(LONGEST, reach // 2))
     return rows, -(-(reach - 1) // rows)
@@ -105,7 +105,7 @@ def _pieces(blocks: int, back: int, ahead: int, alike: bool) -> list[tuple[int, 
     return [*edges[0], *([(start, stop)] if stop > start else []), *edges[1]]
 
 
-def _neighbours(
+def neighbours(
     x: Float[Tensor, "batch head pos d"], rows: int, back: int, ahead: int
 ) -> Float[Tensor, "batch block head key d"]:
     """Return each block with those before and after it; zeros stand where there is no text."""

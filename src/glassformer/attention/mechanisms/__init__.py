@@ -1,6 +1,7 @@
 """One file per mechanism: equation, config, mixer. Importing this package registers them all."""
 
 from glassformer.attention.mechanisms.additive import Additive
+from glassformer.attention.mechanisms.atrous import Atrous
 from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
@@ -9,11 +10,12 @@ from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mechanisms.sparse import Sparse
 from glassformer.attention.mechanisms.sum_normalised import SumNormalised
 from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "Additive", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
-    "RefinedWasserstein", "Softmax", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
+    "RefinedWasserstein", "Softmax", "Sparse", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

@@ -1,0 +1,198 @@
+"""The sets of pairs that sparse attention is a union of, in the groups that make each of them dense.
+
+    strided    pairs at multiples of the stride, by residue class; those in the window, by blocks beside each other
+    fixed      pairs within a block, by block; those with the last keys of other blocks, by all queries
+
+A pair is in one set only: the window leaves multiples of the stride out, and blocks leave their own last keys to the
+block.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from glassformer.attention.context import Causal, Context
+from glassformer.attention.kernels.blocked import blocks_of, neighbours
+from glassformer.attention.kernels.classes import Classes
+from glassformer.attention.kernels.union import Pairs
+
+SHARED = 8  # copies of keys that all queries meet, at most: with as many, the mask is one part in so many of its size
+
+Looks = Callable[[Tensor, Tensor], Tensor]
+
+
+def strided(
+    k: Float[Tensor, "batch head key d"],
+    v: Float[Tensor, "batch head key d"],
+    context: Context,
+    stride: int,
+    window: int,
+) -> list[Pairs]:
+    """Return the pairs at multiples of the stride, and those nearer than the window.
+
+    Args:
+        k: Keys, one per query head; as many positions as queries, and more than the stride.
+        v: Values.
+        context: Facts of the pass.
+        stride: How many positions lie from one far key to the next.
+        window: Distance of the nearest key that is outside.
+    """
+    batch, n = k.shape[0], k.shape[-2]
+    classes = Classes(stride, n, n, n, stride, -(-n // stride), 0)
+    at = torch.arange(classes.rows * stride, device=k.device).view(-1, stride).mT
+    far = Pairs(
+        classes.queries, partial(classes.restored, batch=batch), classes.keys(k), classes.keys(v),
+        **_Pairs(context, batch, n, at, at).all(),
+    )  # fmt: skip
+    if window == 1:
+        return [far]
+    rows, back = blocks_of(window)
+    ahead, blocks = 0 if context.looks_back else back, -(-n // rows)
+    start = torch.arange(blocks, device=k.device)[:, None] * rows
+    queries = start + torch.arange(rows, device=k.device)
+    keys = start + torch.arange(-back * rows, (1 + ahead) * rows, device=k.device)
+
+    def looks(q: Tensor, k: Tensor) -> Tensor:
+        return ((q - k).abs() < window) & ((q - k) % stride != 0)
+
+    near = Pairs(
+        partial(in_blocks, rows=rows), partial(out_of_blocks, batch=batch, n=n),
+        neighbours(k, rows, back, ahead).flatten(0, 1), neighbours(v, rows, back, ahead).flatten(0, 1),
+        **_Pairs(context, batch, n, queries, keys).some(looks),
+    )  # fmt: skip
+    return [far, near]
+
+
+def fixed(
+    k: Float[Tensor, "batch head key d"],
+    v: Float[Tensor, "batch head key d"],
+    context: Context,
+    stride: int,
+    summary: int,
+) -> list[Pairs]:
+    """Return the pairs within blocks, and those with the last keys of other blocks.
+
+    Args:
+        k: Keys, one per query head; as many positions as queries, the first of them the first of a block.
+        v: Values.
+        context: Facts of the pass.
+        stride: Length of a block.
+        summary: How many keys at the end of a block all others look at.
+    """
+    batch, n = k.shape[0], k.shape[-2]
+    blocks, split = -(-n // stride), partial(in_blocks, rows=stride)
+    at = torch.arange(blocks * stride, device=k.device).view(blocks, stride)
+    own = Pairs(
+        split, partial(out_of_blocks, batch=batch, n=n), split(k), split(v),
+        **_Pairs(context, batch, n, at, at).all(),
+    )  # fmt: skip
+    last = at[:, stride - summary :].flatten()
+    # no query comes after the last block
+    last = last[last < ((n - 1) // stride * stride if context.looks_back else n)]
+    if not len(last):
+        return [own]
+    copies = math.gcd(stride, SHARED)
+    classes = Classes(copies, n, n, n, copies, -(-n // copies), 0)
+    queries = torch.arange(classes.rows * copies, device=k.device).view(-1, copies).mT
+    keys, values = (rows[..., last, :][:, None].expand(-1, copies, -1, -1, -1).flatten(0, 1) for rows in (k, v))
+    far = Pairs(
+        classes.queries, partial(classes.restored, batch=batch), keys, values,
+        **_Pairs(context, batch, n, queries, last.expand(copies, -1), by_distance=False).some(
+            lambda q, k: q // stride != k // stride, alike=True
+        ),
+    )  # fmt: skip
+    return [own, far]
+
+
+def in_blocks(x: Shaped[Tensor, "batch head n d"], rows: int) -> Shaped[Tensor, "batch_block head row d"]:
+    """Return rows in blocks of so many, zeros behind the last of them."""
+    n = x.shape[-2]
+    blocks = -(-n // rows)
+    return F.pad(x, (0, 0, 0, blocks * rows - n)).unflatten(-2, (blocks, rows)).movedim(-3, 1).flatten(0, 1)
+
+
+def out_of_blocks(x: Shaped[Tensor, "batch_block head row d"], batch: int, n: int) -> Shaped[Tensor, "batch head n d"]:
+    """Return rows in their order from blocks of them."""
+    return x.unflatten(0, (batch, -1)).movedim(1, 2).flatten(2, 3)[..., :n, :]
+
+
+class _Pairs:
+    """What mask and positions say of pairs in groups: which query and which key, by where they stand in the text.
+
+    Args:
+        context: Facts of the pass.
+        batch: Rows.
+        n: Length of the text; numbers outside of it stand for nothing.
+        queries: Of each group.
+        keys: Of each group.
+        by_distance: Whether a row and a column are as far apart in every group.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        batch: int,
+        n: int,
+        queries: Int[Tensor, "group row"],
+        keys: Int[Tensor, "group key"],
+        by_distance: bool = True,
+    ) -> None:
+        self.context, self.batch, self.n, self.by_distance = context, batch, n, by_distance
+        # what fills the last group up looks as the last query does
+        self.queries, self.keys = queries.clamp_max(n - 1), keys
+
+    def all(self) -> dict[str, Any]:
+        """Return `allowed`, `bias` and `lower` where queries of a group look at all that the mask allows, themselves."""
+        if self.context.mask.is_causal:
+            # what fills a group up stands behind all queries
+            return (
+                {"allowed": self._allowed(None, first=True), "bias": self._bias()}
+                if self.context.biased
+                else {"lower": True}
+            )
+        if not self.context.mask.terms and self.queries.numel() == self.n:
+            return {"bias": self._bias()}
+        return {"allowed": self._allowed(None), "bias": self._bias()}
+
+    def some(self, looks: Looks, *, alike: bool = False) -> dict[str, Any]:
+        """Return the same where they look at some.
+
+        Args:
+            looks: Whether a query looks at a key that the mask allows.
+            alike: Whether a row and a column look, or do not look, in every group.
+        """
+        first = alike and all(isinstance(term, Causal) for term in self.context.mask.terms)
+        return {"allowed": self._allowed(looks, first), "bias": self._bias()}
+
+    def _allowed(self, looks: Looks | None, first: bool = False) -> Bool[Tensor, "g 1 row key"]:
+        queries, keys = (self.queries[:1], self.keys[:1]) if first else (self.queries, self.keys)
+        q, k, mask = queries[:, :, None], keys[:, None, :], self.context.mask
+        b = torch.arange(mask.batch, device=q.device)[:, None, None, None]
+        allowed = mask.allows(b, q, k.clamp(0, self.n - 1)) & (k >= 0) & (k < self.n)
+        return self._rows(allowed if looks is None else allowed & looks(q, k))[:, None]
+
+    def _bias(self) -> Float[Tensor, "g head row key"] | None:
+        context = self.context
+        if not context.biased:
+            return None
+        if self.by_distance and context.encoding.bias_by_offset and context.first is not None:
+            q, k = self.queries[:1], self.keys[:1]
+        else:
+            inside = self.keys.clamp(0, self.n - 1)
+            q, k = (
+                self._rows(of[:, at]) for of, at in ((context.positions, self.queries), (context.key_positions, inside))
+            )
+        return context.encoding.bias(replace(context, positions=q, key_positions=k, memo={}))
+
+    def _rows(self, x: Shaped[Tensor, "b group *rest"]) -> Shaped[Tensor, "b_group *rest"]:
+        """Return what is said of groups, for every row of the batch."""
+        if x.shape[:2] == (1, 1):
+            return x[0]
+        return x.expand(self.batch, *x.shape[1:]).flatten(0, 1).contiguous()
