@@ -43,7 +43,10 @@ class Rule(ABC):
 
     @abstractmethod
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return whether a query at position `q` looks at a key at position `k`; both broadcast."""
+        """Return whether a query at position `q` looks at a key at position `k`, `b 1 query 1` and `b 1 1 key`.
+
+        Where heads differ in it, so does what is returned, `b head query key`.
+        """
 
 
 class Run(NamedTuple):
@@ -348,6 +351,10 @@ class Context:
         mask, positions, keys, memo = self.memo[run]
         return replace(self, mask=mask, positions=positions, key_positions=keys, first=None, memo=memo)
 
+    def ruled(self, rule: Rule | None) -> "Context":
+        """Return the context with a mechanism's rule in it."""
+        return self if rule is None else replace(self, rule=rule)
+
     @property
     def sees_itself(self) -> bool:
         """Whether every query may surely attend to one key at least: its own."""
@@ -382,8 +389,11 @@ class Context:
         counted = self.positions if self.crossed and not keys else self.key_positions
         return counted.max() + 1
 
-    def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b 1 query key"] | None:
-        """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed."""
+    def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b h query key"] | None:
+        """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed.
+
+        It is one for all heads, unless a rule tells them apart.
+        """
         mask = self.mask if size is None else self.mask & window(size)
         if not mask.terms and self.rule is None:
             return None
@@ -399,10 +409,11 @@ class Context:
             self.memo[key] = allowed
         return self.memo[key]
 
-    def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b query"]:
+    def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b h query"]:
         """Return how many keys each of the last queries may attend to, within a window if given.
 
-        Rows of the mask are made some at a time and counted: the mask of a long text is never whole.
+        Rows of the mask are made some at a time and counted: the mask of a long text is never whole. It is one number
+        for all heads, unless a rule tells them apart.
         """
         key = ("visible", n_queries, size, self.rule)
         if key not in self.memo:
@@ -410,13 +421,13 @@ class Context:
             # those that have left a rolling state are counted, and are outside the window
             total = self.key_positions.shape[-1]
             first, device = 0 if self.crossed else total - n_queries, self.positions.device
-            b = torch.arange(mask.batch, device=device)[:, None, None]
-            queries, keys = torch.arange(first, first + n_queries, device=device), torch.arange(total, device=device)
+            b = torch.arange(mask.batch, device=device)[:, None, None, None]
+            queries, keys = torch.arange(n_queries, device=device), torch.arange(total, device=device)
             counted = []
-            for q in queries[:, None].split(max(1, COUNTED // max(1, mask.batch * total))):
-                allowed = mask.allows(b, q, keys).expand(mask.batch, len(q), total)
+            for i in queries.split(max(1, COUNTED // max(1, mask.batch * total))):
+                allowed = mask.allows(b, first + i[:, None], keys).expand(mask.batch, 1, len(i), total)
                 if self.rule is not None:
-                    at = self.positions[:, q[:, 0] - first, None], self.key_positions[:, None, -total:]
+                    at = self.positions[:, -n_queries:][:, i][:, None, :, None], self.key_positions[:, None, None]
                     allowed = allowed & self.rule.allows(*at)
                 counted.append(allowed.sum(-1))
             self.memo[key] = torch.cat(counted, -1)

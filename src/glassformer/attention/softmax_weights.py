@@ -7,7 +7,7 @@ without the pattern.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -109,7 +109,7 @@ class SoftmaxWeightsMixer(Mixer):
 
     def ruled(self, context: Context) -> Context:
         """Return the context with the mechanism's rule in it."""
-        return context if self.config.rule is None else replace(context, rule=self.config.rule)
+        return context.ruled(self.config.rule)
 
     def tempered(
         self, rows: Float[Tensor, "*lead head query d"], context: Context | None, heads: slice = slice(None)
@@ -121,7 +121,7 @@ class SoftmaxWeightsMixer(Mixer):
             rows = rows * factor[heads].to(rows.dtype)
         if self.temperature.by_query and context is not None:
             factor = self.temperature.of_queries(self.ruled(context), rows.shape[-2], self.config.limit)
-            rows = rows * factor.to(rows.dtype)
+            rows = rows * (factor if factor.shape[1] == 1 else factor[:, heads]).to(rows.dtype)
         return rows
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
@@ -147,17 +147,23 @@ class SoftmaxWeightsMixer(Mixer):
         pattern = masked_softmax(wide, empty_rows=empty_rows)
         return (pattern if self.sinks is None else pattern[..., :-1]).to(scores.dtype)
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context, rate: int = 1) -> Tensor:
-        """Return z by the library's kernels, where products of q and k, times `scale`, are the scores.
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
+        return self.fused_heads(q, k, v, context, self.config.limit)
+
+    def fused_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, size: int | None, heads: Any = slice(None)
+    ) -> Tensor:
+        """Return the same of some heads, within a window of this size.
 
         Args:
             q: Queries.
             k: Keys.
             v: Values.
             context: Facts of the pass.
-            rate: How many positions lie from one of them to the next.
+            size: How many of the rows given a key is away at most, plus one; None for no limit.
+            heads: Which of the layer's heads queries are of.
         """
-        size = None if self.config.limit is None else -(-self.config.limit // rate)
         if self.sinks is not None:
-            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, size)
+            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks[heads], size)
         return fused_softmax(q, k, v, self.scale, context, size)

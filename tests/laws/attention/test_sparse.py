@@ -34,7 +34,8 @@ from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise
 
 FORMS = {
     "atrous": Atrous(rate=3),
-    "dilated window": Atrous(rate=3, window=8),
+    "dilated window": Atrous(rate=3, window=3),
+    "rates by head": Atrous(rate=(4, 1), window=3, sinks=True),
     "strided": Sparse(stride=5),
     "strided, window wider": Sparse(stride=4, window=11),
     "strided, window narrower": Sparse(stride=7, window=3, sinks=True),
@@ -148,7 +149,9 @@ def test_patterns_are_those_of_the_papers(is_causal: bool) -> None:
     found = {mixer: looked_at(mixer, 20, is_causal=is_causal) for mixer in FORMS.values()}
     width, length, last = 4, 6, 2
     assert torch.equal(found[Atrous(rate=3)], expected(lambda i, j: (i - j) % 3 == 0))
-    assert torch.equal(found[Atrous(rate=3, window=8)], expected(lambda i, j: (i - j) in (-6, -3, 0, 3, 6)))
+    assert torch.equal(found[Atrous(rate=3, window=3)], expected(lambda i, j: (i - j) in (-6, -3, 0, 3, 6)))
+    by_head = found[Atrous(rate=(4, 1), window=3, sinks=True)]
+    assert torch.equal(by_head, expected(lambda i, j: (i - j) in (-8, -4, 0, 4, 8)))
     # Su: |i - j| <= w or a multiple of the rate
     su = looked_at(Sparse(stride=7, window=width + 1), 20, is_causal=is_causal)
     assert torch.equal(su, expected(lambda i, j: abs(i - j) <= width or (i - j) % 7 == 0))
@@ -163,6 +166,7 @@ def test_limits_are_full_attention_a_window_and_atrous_attention() -> None:
     for mixer, other in (
         (Atrous(rate=1), Softmax()),
         (Atrous(rate=1, window=4), Softmax(window=4)),
+        (Atrous(rate=(2, 2), window=4), Atrous(rate=2, window=4)),
         (Sparse(stride=5, window=12), Softmax()),
         (Sparse(stride=12, window=4), Softmax(window=4)),
         (Sparse(stride=3, window=1), Atrous(rate=3)),
@@ -225,7 +229,7 @@ def test_a_step_reads_the_keys_that_it_looks_at() -> None:
         kept = state.mixer.key.numel()
         # views of the state are as large as it is, and made of nothing
         assert seen.numbers <= 1.1 * kept
-    assert Atrous(rate=4, window=9).reach == 8 and Atrous(rate=4).reach is None
+    assert Atrous(rate=(4, 1), window=3).reach == 8 and Atrous(rate=4).reach is None
 
 
 def test_bfloat16_is_finite_and_near() -> None:
