@@ -289,6 +289,7 @@ class Context:
         drops: Whether dropout is live where a block is in training mode.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
         rule: Which keys the mechanism looks at of those that the mask allows; None for all.
+        marked: Which keys the pass says are global tokens, for mechanisms that have them; None for none.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -304,6 +305,7 @@ class Context:
     drops: bool = True
     first: int | None = None
     rule: Rule | None = None
+    marked: Bool[Tensor, "batch key"] | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -349,7 +351,8 @@ class Context:
         if run not in self.memo:
             self.memo[run] = self.mask.excerpt(run), *map(run.of_positions, (self.positions, self.key_positions)), {}
         mask, positions, keys, memo = self.memo[run]
-        return replace(self, mask=mask, positions=positions, key_positions=keys, first=None, memo=memo)
+        marked = None if self.marked is None else run.of_positions(self.marked)
+        return replace(self, mask=mask, positions=positions, key_positions=keys, first=None, marked=marked, memo=memo)
 
     def ruled(self, rule: Rule | None) -> "Context":
         """Return the context with a mechanism's rule in it."""

@@ -1,15 +1,16 @@
 """The sets of pairs that sparse attention is a union of, in the groups that make each of them dense.
 
-    strided    pairs at multiples of the stride, by residue class; those in the window, by blocks beside each other
-    fixed      pairs within a block, by block; those with the last keys of other blocks, by all queries
+    strided       pairs at multiples of the stride, by residue class, and those in the window but them
+    fixed         pairs within a block, by block, and those with the last keys of other blocks
+    near          pairs in a window, of every position or of every so many, by blocks beside each other
+    met_by_all    pairs of every query with some keys
 
-A pair is in one set only: the window leaves multiples of the stride out, and blocks leave their own last keys to the
-block.
+A pair is in one set only.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,48 @@ from glassformer.attention.kernels.union import Pairs
 SHARED = 8  # copies of keys that all queries meet, at most: with as many, the mask is one part in so many of its size
 
 Looks = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Some positions of every row, as many in each.
+
+    Args:
+        at: Which.
+        there: False for those that make up the number.
+    """
+
+    at: Int[Tensor, "b token"]
+    there: Bool[Tensor, "b token"]
+
+    @classmethod
+    def marked(cls, flags: Bool[Tensor, "b pos"]) -> "Tokens | None":
+        """Return the positions with a flag; None if there are none."""
+        n = int(flags.sum(-1).max())
+        if n == 0:
+            return None
+        at = flags.int().argsort(dim=-1, descending=True, stable=True)[:, :n]
+        return cls(at, flags.gather(-1, at))
+
+    def rows(self, batch: int) -> Int[Tensor, "b 1 1 1"]:
+        """Return the number of each row, as masks of so many rows count them."""
+        n = max(batch, len(self.at))
+        return torch.arange(n, device=self.at.device).clamp_max(batch - 1)[:, None, None, None]
+
+    def of(self, x: Float[Tensor, "batch head pos d"]) -> Float[Tensor, "batch head token d"]:
+        """Return the rows at these positions."""
+        if len(self.at) == 1:
+            return x[..., self.at[0], :]
+        return x.gather(-2, self.at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1]))
+
+    def put(
+        self, x: Float[Tensor, "batch head pos d"], rows: Float[Tensor, "batch head token d"]
+    ) -> Float[Tensor, "batch head pos d"]:
+        """Return `x` with rows of its own at these positions."""
+        n = x.shape[-2]
+        # what makes up the number goes behind the end
+        at = torch.where(self.there, self.at, n)[:, None, :, None].expand_as(rows)
+        return F.pad(x, (0, 0, 0, 1)).scatter(-2, at, rows)[..., :n, :]
 
 
 def strided(
@@ -53,21 +96,74 @@ def strided(
     )  # fmt: skip
     if window == 1:
         return [far]
+    return [far, near(k, v, context, window, but=stride)]
+
+
+def near(
+    k: Float[Tensor, "batch head key d"],
+    v: Float[Tensor, "batch head key d"],
+    context: Context,
+    window: int,
+    *,
+    rate: int = 1,
+    but: int | None = None,
+) -> Pairs:
+    """Return the pairs less than `window` steps apart, a step being `rate` positions, but for multiples of a number.
+
+    Classes of the rate are cut into blocks, each beside the blocks that its window reaches.
+    """
+    batch, n = k.shape[0], k.shape[-2]
+    n_classes = min(n, rate)
+    classes = Classes(rate, n, n, n, n_classes, -(-n // n_classes), 0)
     rows, back = blocks_of(window)
-    ahead, blocks = 0 if context.looks_back else back, -(-n // rows)
+    ahead, blocks = 0 if context.looks_back else back, -(-classes.rows // rows)
     start = torch.arange(blocks, device=k.device)[:, None] * rows
     queries = start + torch.arange(rows, device=k.device)
     keys = start + torch.arange(-back * rows, (1 + ahead) * rows, device=k.device)
+    first = torch.arange(n_classes, device=k.device)[:, None, None]
 
     def looks(q: Tensor, k: Tensor) -> Tensor:
-        return ((q - k).abs() < window) & ((q - k) % stride != 0)
+        inside = (q - k).abs() < window * rate
+        return inside if but is None else inside & ((q - k) % but != 0)
 
-    near = Pairs(
-        partial(in_blocks, rows=rows), partial(out_of_blocks, batch=batch, n=n),
-        neighbours(k, rows, back, ahead).flatten(0, 1), neighbours(v, rows, back, ahead).flatten(0, 1),
-        **_Pairs(context, batch, n, queries, keys).some(looks),
+    return Pairs(
+        lambda x: in_blocks(classes.queries(x), rows),
+        lambda x: classes.restored(out_of_blocks(x, batch * n_classes, classes.rows), batch),
+        neighbours(classes.keys(k), rows, back, ahead).flatten(0, 1),
+        neighbours(classes.keys(v), rows, back, ahead).flatten(0, 1),
+        **_Pairs(
+            context, batch, n, (first + rate * queries).flatten(0, 1), (first + rate * keys).flatten(0, 1)
+        ).some(looks),
     )  # fmt: skip
-    return [far, near]
+
+
+def met_by_all(
+    k: Float[Tensor, "batch head key d"],
+    v: Float[Tensor, "batch head key d"],
+    context: Context,
+    tokens: Tokens,
+    but: Looks,
+) -> Pairs:
+    """Return the pairs of every query with some keys, but for those that are in other sets.
+
+    Args:
+        k: Keys, one per query head; as many positions as queries.
+        v: Values.
+        context: Facts of the pass.
+        tokens: Which keys.
+        but: Whether query and key are in another set.
+    """
+    mask, n = context.mask, k.shape[-2]
+    b = tokens.rows(mask.batch)
+    q, at = torch.arange(n, device=k.device)[:, None], tokens.at[:, None, None]
+    allowed = mask.allows(b, q, at) & ~but(q, at) & tokens.there[:, None, None]
+    if len(allowed) < len(k):
+        allowed = allowed.expand(len(k), -1, -1, -1)
+
+    def as_they_are(x: Tensor) -> Tensor:
+        return x
+
+    return Pairs(as_they_are, as_they_are, tokens.of(k), tokens.of(v), allowed)
 
 
 def fixed(

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.attention.mixer import per_query_head
 from glassformer.numerics.softmax import Part, merge
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -54,6 +55,20 @@ class Pairs:
             return None if self.bias is None else self.bias.to(like.dtype)
         added = like.new_zeros(()) if self.bias is None else self.bias.to(like.dtype)
         return torch.where(self.allowed, added, -math.inf)
+
+
+def alike(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_value"],
+) -> tuple[Float[Tensor, "batch head _ d"], ...]:
+    """Return queries, keys and values as sets are made of them: one per head and of one width, zeros behind the others.
+
+    They are in single precision at least.
+    """
+    wide, dtype = max(q.shape[-1], v.shape[-1]), torch.promote_types(q.dtype, torch.float32)
+    rows = (q, per_query_head(k, q), per_query_head(v, q))
+    return tuple(F.pad(x.to(dtype), (0, wide - x.shape[-1])) for x in rows)
 
 
 def union_softmax(

@@ -8,6 +8,7 @@ from glassformer.attention.mechanisms.differential import Differential, lambda_i
 from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
@@ -16,6 +17,6 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Refined",
+    "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Longformer", "Refined",
     "RefinedWasserstein", "Softmax", "Sparse", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

@@ -84,9 +84,7 @@ class Atrous(SoftmaxWeights, kind="atrous"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            len(self.rates) > 0 and min(self.rates) >= 1, f"atrous: rate must be at least 1, found {self.rate}."
-        )
+        require(len(self.rates) > 0 and min(self.rates) >= 1, f"atrous: rate must be at least 1, found {self.rate}.")
 
     @property
     def rates(self) -> tuple[int, ...]:

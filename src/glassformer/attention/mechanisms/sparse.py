@@ -25,16 +25,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context, Mask, Rule
 from glassformer.attention.kernels import sparse
 from glassformer.attention.kernels.blocked import blocks_of
-from glassformer.attention.kernels.union import union_softmax
+from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
-from glassformer.attention.mixer import Dims, Traits, per_query_head
+from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
@@ -157,13 +156,8 @@ class SparseMixer(SoftmaxMixer, config=Sparse):
             return self._step(context, q, k, v)
         if n != m or n <= 2 * self.config.stride or not self._begins_a_block(context):
             return self.fused(q, k, v, context)
-        config, width, wide = self.config, v.shape[-1], max(q.shape[-1], v.shape[-1])
-        # kernels are in single precision at least, and want keys and values of one width
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        q, k, v = (
-            F.pad(rows.to(dtype), (0, wide - rows.shape[-1]))
-            for rows in (q, per_query_head(k, q), per_query_head(v, q))
-        )
+        config, width = self.config, v.shape[-1]
+        q, k, v = alike(q, k, v)
         if config.form == "strided":
             sets = sparse.strided(k, v, context, config.stride, config.near)
         else:
