@@ -39,13 +39,17 @@ class Term(ABC):
 
 
 class Rule(ABC):
-    """Which keys a mechanism looks at of those a mask allows: by position, every position at itself at least."""
+    """Which keys a mechanism looks at of those a mask allows; every position looks at itself at least."""
+
+    # whether it goes by how far apart query and key are, and not by where they are in their text
+    by_distance: ClassVar[bool] = True
 
     @abstractmethod
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return whether a query at position `q` looks at a key at position `k`, `b 1 query 1` and `b 1 1 key`.
+        """Return whether a query at `q` looks at a key at `k`, `b 1 query 1` and `b 1 1 key`.
 
-        Where heads differ in it, so does what is returned, `b head query key`.
+        They are positions or, where only distance counts, index among all keys. Where heads differ in it, so does what
+        is returned, `b head query key`.
         """
 
 
@@ -407,10 +411,19 @@ class Context:
             lower = mask.rectangle if self.crossed else mask.dense
             allowed = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
             if self.rule is not None:
-                q, k = self.positions[:, None, -n_queries:, None], self.key_positions[:, None, None, -n_keys:]
-                allowed = allowed & self.rule.allows(q, k)
+                allowed = allowed & self.rule.allows(*self.places(n_queries, n_keys, self.rule))
             self.memo[key] = allowed
         return self.memo[key]
+
+    def places(
+        self, n_queries: int, n_keys: int, rule: Rule
+    ) -> tuple[Int[Tensor, "b 1 query 1"], Int[Tensor, "b 1 1 key"]]:
+        """Return where the last queries and keys are, as a rule counts them."""
+        if not rule.by_distance:
+            return self.positions[:, None, -n_queries:, None], self.key_positions[:, None, None, -n_keys:]
+        total, device = max(n_keys, self.key_positions.shape[-1]), self.positions.device
+        q, k = (torch.arange(total - n, total, device=device) for n in (n_queries, n_keys))
+        return q[None, None, :, None], k[None, None, None]
 
     def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b h query"]:
         """Return how many keys each of the last queries may attend to, within a window if given.
@@ -430,8 +443,8 @@ class Context:
             for i in queries.split(max(1, COUNTED // max(1, mask.batch * total))):
                 allowed = mask.allows(b, first + i[:, None], keys).expand(mask.batch, 1, len(i), total)
                 if self.rule is not None:
-                    at = self.positions[:, -n_queries:][:, i][:, None, :, None], self.key_positions[:, None, None]
-                    allowed = allowed & self.rule.allows(*at)
+                    q, k = self.places(n_queries, total, self.rule)
+                    allowed = allowed & self.rule.allows(q[:, :, i], k)
                 counted.append(allowed.sum(-1))
             self.memo[key] = torch.cat(counted, -1)
         return self.memo[key]

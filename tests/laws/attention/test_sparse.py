@@ -105,6 +105,13 @@ def test_what_positions_add_is_added_to_the_pairs_there_are(name: str, positions
 
 
 @every
+def test_rows_padded_on_the_left_are_read_alike_by_both_routes(name: str) -> None:
+    start = torch.tensor([5, 0])
+    for is_causal in (True, False):
+        both_routes(layer(FORMS[name]), 40, make_context(2, 40, start.device, is_causal=is_causal, start=start), 2)
+
+
+@every
 def test_documents_are_mixed_one_by_one_and_count_from_their_own_start(name: str) -> None:
     ids = torch.tensor([[0] * 25 + [1] * 15, [0] * 40])
     x, attention = stream(2, 40), layer(FORMS[name])

@@ -245,7 +245,7 @@ class _Pairs:
         self.queries, self.keys = queries.clamp_max(n - 1), keys
 
     def all(self) -> dict[str, Any]:
-        """Return `allowed`, `bias` and `lower` where queries of a group look at all that the mask allows, themselves."""
+        """Return `allowed`, `bias` and `lower` where queries of a group look at all keys that the mask allows."""
         if self.context.mask.is_causal:
             # what fills a group up stands behind all queries
             return (
@@ -287,7 +287,7 @@ class _Pairs:
             )
         return context.encoding.bias(replace(context, positions=q, key_positions=k, memo={}))
 
-    def _rows(self, x: Shaped[Tensor, "b group *rest"]) -> Shaped[Tensor, "b_group *rest"]:
+    def _rows(self, x: Shaped[Tensor, "b group at *rest"]) -> Shaped[Tensor, "b_and_group at *rest"]:
         """Return what is said of groups, for every row of the batch."""
         if x.shape[:2] == (1, 1):
             return x[0]

@@ -146,9 +146,9 @@ class _Union(torch.autograd.Function):
         total = torch.stack([*sums, *logits]).logsumexp(0)
         # a row of nothing at all
         total = total.masked_fill(total == -math.inf, 0.0)
-        out = sum(
-            ((lse - total).exp() * mixed for lse, mixed in zip(sums[1:], outs[1:])), (sums[0] - total).exp() * outs[0]
-        )
+        out = torch.zeros_like(outs[0])
+        for lse, mixed in zip(sums, outs):
+            out = out + (lse - total).exp() * mixed
         ctx.save_for_backward(q, out, total, sinks, *keys_and_values)
         ctx.sets, ctx.scale, ctx.masks = sets, scale, masks
         return out

@@ -17,6 +17,7 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Longformer", "Refined",
-    "RefinedWasserstein", "Softmax", "Sparse", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "Lightning", "Linear", "Longformer",
+    "Refined", "RefinedWasserstein", "Softmax", "Sparse", "SumNormalised", "Synthesizer", "Wasserstein",
+    "lambda_init_at",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ transformers, attention_window = 2 (window - 1). Their global matrices start as 
 are drawn.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -102,7 +103,7 @@ class Longformer(MixerConfig, kind="longformer"):
         pairs = 2 * dims.n_heads * n * tokens
         for rate in repeated(self.dilations, dims.n_heads):
             classes = min(n, rate)
-            blocks = classes * -(-(-(-n // classes)) // rows)
+            blocks = classes * math.ceil(math.ceil(n / classes) / rows)
             pairs += blocks * rows * rows * (1 + back * (1 if causal else 2))
         return pairs * 2 * (dims.d_head + dims.d_value)
 
@@ -123,7 +124,7 @@ class LongformerMixer(Mixer, config=Longformer):
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
         scores = placed(products(q * self.scale, k, context), context)
-        looks = self.near.allows(context.positions[:, None, -n:, None], context.key_positions[:, None, None, -m:])
+        looks = self.near.allows(*context.places(n, m, self.near))
         everywhere = torch.zeros_like(looks)
         if (tokens := self.global_tokens(context, m)) is not None:
             everywhere = tokens[:, None, -n:, None].expand(-1, *looks.shape[1:])

@@ -59,6 +59,8 @@ class Fixed(Rule):
     stride: int
     summary: int
 
+    by_distance: ClassVar[bool] = False
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
 
@@ -140,7 +142,9 @@ class Sparse(SoftmaxWeights, kind="sparse"):
 
 
 class SparseMixer(SoftmaxMixer, config=Sparse):
-    config: Sparse
+    def __init__(self, config: Sparse, dims: Dims, path: str) -> None:
+        super().__init__(config, dims, path)
+        self.settings = config
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         if self.needs_scores:
@@ -154,32 +158,32 @@ class SparseMixer(SoftmaxMixer, config=Sparse):
         n, m, given = q.shape[-2], k.shape[-2], v.dtype
         if n == 1 < m and context.first is not None and not torch.compiler.is_compiling():
             return self._step(context, q, k, v)
-        if n != m or n <= 2 * self.config.stride or not self._begins_a_block(context):
+        if n != m or n <= 2 * self.settings.stride or not self._begins_a_block(context):
             return self.fused(q, k, v, context)
-        config, width = self.config, v.shape[-1]
+        settings, width = self.settings, v.shape[-1]
         q, k, v = alike(q, k, v)
-        if config.form == "strided":
-            sets = sparse.strided(k, v, context, config.stride, config.near)
+        if settings.form == "strided":
+            sets = sparse.strided(k, v, context, settings.stride, settings.near)
         else:
-            sets = sparse.fixed(k, v, context, config.stride, config.summary)
+            sets = sparse.fixed(k, v, context, settings.stride, settings.summary)
         return union_softmax(q, sets, self.scale, self.sinks)[..., :width].to(given)
 
     def _begins_a_block(self, context: Context) -> bool:
         """Whether the first position of every row is the first of a block, if there are blocks."""
-        if self.config.form == "strided":
+        if self.settings.form == "strided":
             return True
         if context.first is not None:
-            return context.first % self.config.stride == 0
+            return context.first % self.settings.stride == 0
         if torch.compiler.is_compiling():
             return False
         first = context.positions[:, :1]
         counted = first + torch.arange(context.positions.shape[-1], device=first.device)
-        return bool((first % self.config.stride == 0).all() and (context.positions == counted).all())
+        return bool((first % self.settings.stride == 0).all() and (context.positions == counted).all())
 
     def _step(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return z of one position, from the keys that it looks at."""
         m = k.shape[-2]
-        key = ("looked at", m, self.config.rule)
+        key = ("looked at", m, self.settings.rule)
         if key not in context.memo:
             allowed = context.allowed(1, m)
             assert allowed is not None, "there is a rule"
