@@ -189,11 +189,12 @@ def fixed(
         split, partial(out_of_blocks, batch=batch, n=n), split(k), split(v),
         **_Pairs(context, batch, n, at, at).all(),
     )  # fmt: skip
-    last = at[:, stride - summary :].flatten()
     # no query comes after the last block
-    last = last[last < ((n - 1) // stride * stride if context.looks_back else n)]
-    if not len(last):
+    stop = (n - 1) // stride * stride if context.looks_back else n
+    n_last = stop // stride * summary + max(0, stop % stride - (stride - summary))
+    if n_last == 0:
         return [own]
+    last = at[:, stride - summary :].flatten()[:n_last]
     copies = math.gcd(stride, SHARED)
     classes = Classes(copies, n, n, n, copies, -(-n // copies), 0)
     queries = torch.arange(classes.rows * copies, device=k.device).view(-1, copies).mT
