@@ -38,6 +38,8 @@ def by_class(
         k: Keys; more than there are queries where these continue a state.
         v: Values.
     """
+    if rate == 1:
+        return mix(replace(context, rule=None), q, k, v)
     batch, n, m = q.shape[0], q.shape[-2], k.shape[-2]
     classes = Classes.of(context, n, m, rate)
     q, k, v = classes.queries(q), classes.keys(k), classes.keys(v)

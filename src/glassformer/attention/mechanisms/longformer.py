@@ -27,6 +27,7 @@ are drawn.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -35,12 +36,13 @@ from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import blocks_of
-from glassformer.attention.kernels.fused import attend_masked
+from glassformer.attention.kernels.classes import by_class
+from glassformer.attention.kernels.fused import attend_masked, fused_softmax
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.kernels.sparse import Tokens, met_by_all, near
 from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.atrous import EveryNth, heads_by_rate, in_order, repeated
-from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits
+from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
@@ -154,27 +156,34 @@ class LongformerMixer(Mixer, config=Longformer):
         return self._mixed(context, q, k, v)
 
     def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        flags, width, given = self.global_tokens(context, q.shape[-2]), v.shape[-1], v.dtype
+        flags = self.global_tokens(context, q.shape[-2])
         tokens = None if flags is None else Tokens.marked(flags)
-        local = alike(q[:, 0], k[:, 0], v[:, 0])
-        mixed = [
-            self._of_heads(
-                context, rate, tokens, *(rows if len(self.by_rate) == 1 else rows[:, heads] for rows in local)
-            )
-            for rate, heads in self.by_rate.items()
-        ]
-        z = mixed[0] if len(mixed) == 1 else in_order(mixed, list(self.by_rate.values()))
-        z = z[..., :width].to(given)
+        if len(self.by_rate) == 1:
+            (rate,) = self.by_rate
+            z = self._of_heads(context, rate, tokens, q[:, 0], k[:, 0], v[:, 0])
+        else:
+            local = q[:, 0], per_query_head(k[:, 0], q), per_query_head(v[:, 0], q)
+            mixed = [
+                self._of_heads(context, rate, tokens, *(x[:, heads] for x in local))
+                for rate, heads in self.by_rate.items()
+            ]
+            z = in_order(mixed, list(self.by_rate.values()))
         return z if tokens is None else self._with_global(z, context, tokens, q[:, 1], k[:, 1], v[:, 1])
 
     def _of_heads(
         self, context: Context, rate: int, tokens: Tokens | None, q: Tensor, k: Tensor, v: Tensor
-    ) -> Float[Tensor, "batch heads query d"]:
+    ) -> Float[Tensor, "batch heads query d_value"]:
         """Return what some heads of a rate make of local queries; rows of global tokens mean nothing."""
-        sets = [near(k, v, context, self.config.window, rate=rate)]
-        if tokens is not None:
-            sets.append(met_by_all(k, v, context, tokens, but=EveryNth((rate,), self.config.window).allows))
-        return union_softmax(q, sets, self.scale)
+        window, scale = self.config.window, self.scale
+        if tokens is None:
+            return by_class(partial(_window, scale=scale, size=window), context, rate, q, k, v)
+        width, given = v.shape[-1], v.dtype
+        q, k, v = alike(q, k, v)
+        sets = [
+            near(k, v, context, window, rate=rate),
+            met_by_all(k, v, context, tokens, but=EveryNth((rate,), window).allows),
+        ]
+        return union_softmax(q, sets, scale)[..., :width].to(given)
 
     def _with_global(
         self, z: Tensor, context: Context, tokens: Tokens, q: Tensor, k: Tensor, v: Tensor
@@ -205,3 +214,7 @@ class LongformerMixer(Mixer, config=Longformer):
         # nobody reads the global ones
         k, v = (rows[:, None].expand(-1, 2, *rows.shape[1:]) for rows in (k, v))
         return self.parallel(q, k, v, x, context, tape), KeyValue(keys, values)
+
+
+def _window(context: Context, q: Tensor, k: Tensor, v: Tensor, scale: float, size: int) -> Tensor:
+    return fused_softmax(q, k, v, scale, context, size)
