@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
 
-COUNTED = 1 << 20  # pairs of query and key whose mask is made at a time, to be counted
+COUNTED = 1 << 17  # pairs of query and key whose mask is made at a time, to be counted
 
 
 class Term(ABC):
@@ -36,6 +36,21 @@ class Term(ABC):
     @abstractmethod
     def excerpt(self, run: "Run") -> "Term | None":
         """Return the condition within a run, positions counted from its start; None if it hides nothing there."""
+
+
+class Rule(ABC):
+    """Which keys a mechanism looks at of those a mask allows; every position looks at itself at least."""
+
+    # whether it goes by how far apart query and key are, and not by where they are in their text
+    by_distance: ClassVar[bool] = True
+
+    @abstractmethod
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return whether a query at `q` looks at a key at `k`, `b 1 query 1` and `b 1 1 key`.
+
+        They are positions or, where only distance counts, index among all keys. Where heads differ in it, so does what
+        is returned, `b head query key`.
+        """
 
 
 class Run(NamedTuple):
@@ -277,6 +292,8 @@ class Context:
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
+        rule: Which keys the mechanism looks at of those that the mask allows; None for all.
+        marked: Which keys the pass says are global tokens, for mechanisms that have them; None for none.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -291,6 +308,8 @@ class Context:
     dropout: float = 0.0
     drops: bool = True
     first: int | None = None
+    rule: Rule | None = None
+    marked: Bool[Tensor, "batch key"] | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -344,7 +363,12 @@ class Context:
             first = int(positions[0, 0]) if torch.equal(positions, counted.expand_as(positions)) else None
             self.memo[run] = self.mask.excerpt(run), positions, keys, first, {}
         mask, positions, keys, first, memo = self.memo[run]
-        return replace(self, mask=mask, positions=positions, key_positions=keys, first=first, memo=memo)
+        marked = None if self.marked is None else run.of_positions(self.marked)
+        return replace(self, mask=mask, positions=positions, key_positions=keys, first=first, marked=marked, memo=memo)
+
+    def ruled(self, rule: Rule | None) -> "Context":
+        """Return the context with a mechanism's rule in it."""
+        return self if rule is None else replace(self, rule=rule)
 
     @property
     def sees_itself(self) -> bool:
@@ -353,7 +377,7 @@ class Context:
 
     @property
     def is_causal(self) -> bool:
-        return self.mask.is_causal and not self.crossed
+        return self.mask.is_causal and not self.crossed and self.rule is None
 
     @property
     def looks_back(self) -> bool:
@@ -395,34 +419,56 @@ class Context:
         counted = self.positions if self.crossed and not keys else self.key_positions
         return counted.max() + 1
 
-    def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b 1 query key"] | None:
-        """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed."""
+    def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b h query key"] | None:
+        """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed.
+
+        It is one for all heads, unless a rule tells them apart.
+        """
         mask = self.mask if size is None else self.mask & window(size)
-        if not mask.terms:
+        if not mask.terms and self.rule is None:
             return None
-        key = ("allowed", n_queries, n_keys, size)
+        key = ("allowed", n_queries, n_keys, size, self.rule)
         if key not in self.memo:
             # a rolling state keeps fewer keys than there are positions: columns are aligned at the end
             total = max(n_keys, self.key_positions.shape[-1])
             lower = mask.rectangle if self.crossed else mask.dense
-            self.memo[key] = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+            allowed = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+            if self.rule is not None:
+                allowed = allowed & self.rule.allows(*self.places(n_queries, n_keys, self.rule))
+            self.memo[key] = allowed
         return self.memo[key]
 
-    def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b query"]:
+    def places(
+        self, n_queries: int, n_keys: int, rule: Rule
+    ) -> tuple[Int[Tensor, "b 1 query 1"], Int[Tensor, "b 1 1 key"]]:
+        """Return where the last queries and keys are, as a rule counts them."""
+        if not rule.by_distance:
+            return self.positions[:, None, -n_queries:, None], self.key_positions[:, None, None, -n_keys:]
+        total, device = max(n_keys, self.key_positions.shape[-1]), self.positions.device
+        q, k = (torch.arange(total - n, total, device=device) for n in (n_queries, n_keys))
+        return q[None, None, :, None], k[None, None, None]
+
+    def visible(self, n_queries: int, size: int | None = None) -> Int[Tensor, "b h query"]:
         """Return how many keys each of the last queries may attend to, within a window if given.
 
-        Rows of the mask are made some at a time and counted: the mask of a long text is never whole.
+        Rows of the mask are made some at a time and counted: the mask of a long text is never whole. It is one number
+        for all heads, unless a rule tells them apart.
         """
-        key = ("visible", n_queries, size)
+        key = ("visible", n_queries, size, self.rule)
         if key not in self.memo:
             mask = self.mask if size is None else self.mask & window(size)
             # those that have left a rolling state are counted, and are outside the window
             total = self.key_positions.shape[-1]
             first, device = 0 if self.crossed else total - n_queries, self.positions.device
-            b = torch.arange(mask.batch, device=device)[:, None, None]
-            queries, keys = torch.arange(first, first + n_queries, device=device), torch.arange(total, device=device)
-            rows = queries[:, None].split(max(1, COUNTED // max(1, mask.batch * total)))
-            counted = [mask.allows(b, q, keys).expand(mask.batch, len(q), total).sum(-1) for q in rows]
+            b = torch.arange(mask.batch, device=device)[:, None, None, None]
+            queries, keys = torch.arange(n_queries, device=device), torch.arange(total, device=device)
+            counted = []
+            for i in queries.split(max(1, COUNTED // max(1, mask.batch * total))):
+                allowed = mask.allows(b, first + i[:, None], keys).expand(mask.batch, 1, len(i), total)
+                if self.rule is not None:
+                    q, k = self.places(n_queries, total, self.rule)
+                    allowed = allowed & self.rule.allows(q[:, :, i], k)
+                counted.append(allowed.sum(-1))
             self.memo[key] = torch.cat(counted, -1)
         return self.memo[key]
 

@@ -112,7 +112,7 @@ class Attention(SubLayerConfig, kind="attention"):
 
     def dims(self, d_model: int, max_len: int, layer: int = 0) -> Dims:
         """Return all sizes with defaults filled in."""
-        streams = self.mixer.traits.streams
+        streams = self.mixer.traits.streams if self.mixer.traits.share_width else 1
         d_head = self.d_head
         if d_head is None:
             require(

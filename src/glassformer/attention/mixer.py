@@ -81,6 +81,7 @@ class Traits:
         capped_scores: Scores are a rising function of raw ones (site `scores_raw`), which are bilinear so; what
             positions add comes behind it.
         streams: Query/key maps per head.
+        share_width: Whether the streams of a head share its width, where none is given.
         value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
         reads_input: It reads the layer's input besides queries, keys and values.
@@ -95,6 +96,7 @@ class Traits:
     bilinear_scores: bool = False
     capped_scores: bool = False
     streams: int = 1
+    share_width: bool = True
     value_streams: int = 1
     value_merge: Literal["sum", "concat"] = "sum"
     reads_input: bool = False

@@ -7,13 +7,13 @@ without the pattern.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.attention.context import Context
+from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_with_sinks
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig
 from glassformer.attention.scores import masked_softmax, placed
@@ -51,8 +51,18 @@ class SoftmaxWeights(MixerConfig):
         require(self.cap is None or self.cap > 0, f"{self.kind}: cap must be positive, found {self.cap}.")
 
     @property
+    def rule(self) -> Rule | None:
+        """Which keys it looks at of those that mask and `limit` allow; None for all."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """How far apart a query and a key are at most, plus one; None for no limit."""
+        return self.window
+
+    @property
     def reach(self) -> int | None:
-        return None if self.window is None else self.window - 1
+        return None if self.limit is None else self.limit - 1
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         # the fused kernel computes masked pairs too; only a single step is spared what has left the window
@@ -97,6 +107,10 @@ class SoftmaxWeightsMixer(Mixer):
         """Return the score of every query with every key, times scale and temperature."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a score is")
 
+    def ruled(self, context: Context) -> Context:
+        """Return the context with the mechanism's rule in it."""
+        return context.ruled(self.config.rule)
+
     def tempered(
         self, rows: Float[Tensor, "*lead head query d"], context: Context | None, heads: slice = slice(None)
     ) -> Float[Tensor, "*lead head query d"]:
@@ -106,15 +120,15 @@ class SoftmaxWeightsMixer(Mixer):
         if (factor := self.temperature.of_heads()) is not None:
             rows = rows * factor[heads].to(rows.dtype)
         if self.temperature.by_query and context is not None:
-            factor = self.temperature.of_queries(context, rows.shape[-2], self.config.window)
-            rows = rows * factor.to(rows.dtype)
+            factor = self.temperature.of_queries(self.ruled(context), rows.shape[-2], self.config.limit)
+            rows = rows * (factor if factor.shape[1] == 1 else factor[:, heads]).to(rows.dtype)
         return rows
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         scores = self.scores(q, k, context)
         if self.config.cap is not None:
             scores = self.capped(site(tape, self.at.scores_raw, scores))
-        scores = site(tape, self.at.scores, placed(scores, context, self.config.window))
+        scores = site(tape, self.at.scores, placed(scores, self.ruled(context), self.config.limit))
         return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
 
     def capped(self, scores: Float[Tensor, "*n query key"]) -> Float[Tensor, "*n query key"]:
@@ -135,6 +149,21 @@ class SoftmaxWeightsMixer(Mixer):
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
+        return self.fused_heads(q, k, v, context, self.config.limit)
+
+    def fused_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, size: int | None, heads: Any = slice(None)
+    ) -> Tensor:
+        """Return the same of some heads, within a window of this size.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            context: Facts of the pass.
+            size: How many of the rows given a key is away at most, plus one; None for no limit.
+            heads: Which of the layer's heads queries are of.
+        """
         if self.sinks is not None:
-            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, self.config.window)
-        return fused_softmax(q, k, v, self.scale, context, self.config.window)
+            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks[heads], size)
+        return fused_softmax(q, k, v, self.scale, context, size)

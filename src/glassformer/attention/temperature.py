@@ -44,7 +44,7 @@ class Sharpness(nn.Module):
         """Return each head's factor; None for one."""
         return None
 
-    def of_queries(self, context: Context, n_queries: int, window: int | None) -> Float[Tensor, "b 1 query 1"]:
+    def of_queries(self, context: Context, n_queries: int, window: int | None) -> Float[Tensor, "b h query 1"]:
         """Return each query's factor, if it is `by_query`."""
         raise AssertionError("by_query says whether this is defined")
 
@@ -92,11 +92,11 @@ class LogNSharpness(Sharpness):
         super().__init__()
         self.config = config
 
-    def of_queries(self, context: Context, n_queries: int, window: int | None) -> Float[Tensor, "b 1 query 1"]:
+    def of_queries(self, context: Context, n_queries: int, window: int | None) -> Float[Tensor, "b h query 1"]:
         seen = context.visible(n_queries, window)
         # a query that sees nothing has a row of zeros whatever it is multiplied by
         factor = seen.clamp_min(1).double().log() / math.log(self.config.length)
-        return (factor.clamp_min(1.0) if self.config.beyond else factor)[:, None, :, None]
+        return (factor.clamp_min(1.0) if self.config.beyond else factor)[..., None]
 
 
 @dataclass(frozen=True)

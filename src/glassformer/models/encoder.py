@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.config import require
@@ -134,6 +134,7 @@ class Encoder(Model):
         lengths: Int[Tensor, " batch"] | None = None,
         start: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
+        marked: Bool[Tensor, "batch pos"] | None = None,
         tape: Tape | None = None,
         seed: int = 0,
     ) -> Float[Tensor, "batch pos _"]:
@@ -146,6 +147,7 @@ class Encoder(Model):
             start: Where each row's real tokens begin, if padding is on the left; positions count from there, unless
                 the config says that they count padding.
             documents: Document ids of packed rows; documents do not see each other.
+            marked: Which tokens are global, for mechanisms that have such; none by default, but for what these say.
             tape: Reads and edits.
             seed: Source of a mechanism's random draws.
 
@@ -153,7 +155,7 @@ class Encoder(Model):
         """
         if self.embed.positions is not None:
             self.embed.positions.check(tokens.shape[1])
-        context = self._context(tokens, lengths, documents, start, seed)
+        context = self._context(tokens, lengths, documents, start, seed, marked)
         x = self.embed(tokens, self.embed.places(context.positions, start), tape, types)
         x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
@@ -166,6 +168,7 @@ class Encoder(Model):
         lengths: Int[Tensor, " batch"] | None = None,
         start: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
+        marked: Bool[Tensor, "batch pos"] | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
     ) -> Float[Tensor, "batch _ d_out"]:
@@ -174,13 +177,14 @@ class Encoder(Model):
         Args:
             layer: The first block to run; as many as there are blocks for none but the final norm.
             resid: The stream there.
-            lengths: Real tokens per row, as in `forward`; start and documents alike.
+            lengths: Real tokens per row, as in `forward`; start, documents and marked alike.
             start: See `lengths`.
             documents: See `lengths`.
+            marked: See `lengths`.
             at: Which positions logits are wanted for; all by default.
             tape: Reads and edits.
         """
-        context = self._context(resid, lengths, documents, start, 0)
+        context = self._context(resid, lengths, documents, start, 0, marked)
         return self._leave(self.stack(resid, context, tape=tape, start=layer, at=at)[0], tape)
 
     def begin(self, batch: int) -> NoReturn:
@@ -191,9 +195,9 @@ class Encoder(Model):
             "    Put the mask token where you want a word, and read the logits there: gf.explain(model, text)."
         )
 
-    def _context(self, like, lengths, documents, start, seed):
+    def _context(self, like, lengths, documents, start, seed, marked):
         # what sees both ways cannot be scanned
         return make_context(
             like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, document_ids=documents,
-            start=start, form="parallel", seed=seed,
+            start=start, form="parallel", seed=seed, marked=marked,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention import (
@@ -170,6 +170,7 @@ def make_context(
     start: Int[Tensor, " batch"] | None = None,
     form: str = "auto",
     seed: int = 0,
+    marked: Bool[Tensor, "batch pos"] | None = None,
 ) -> Context:
     """Build the context of self-attention: masks from lengths and documents.
 
@@ -189,7 +190,7 @@ def make_context(
         mask = mask & padding(past + length - start, total=past + length, left=True)
         key_positions = (key_positions - start[:, None]).clamp_min(0)
     first = past if document_ids is None and start is None else None
-    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
+    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first, marked=marked)
 
 
 def with_source(

@@ -98,7 +98,7 @@ def test_keys_are_counted_as_the_dense_mask_has_them(mask: str, size: int | None
         context = Context(MASKS[mask], positions, positions)
         whole = (context.mask if size is None else context.mask & window(size)).dense(9, 9)
         for n in (9, 2, 1):
-            assert torch.equal(context.visible(n, size), whole[:, 0, -n:].sum(-1))
+            assert torch.equal(context.visible(n, size), whole[:, :, -n:].sum(-1))
 
 
 def test_no_mask_of_a_long_text_is_whole_while_keys_are_counted(monkeypatch) -> None:
@@ -127,7 +127,7 @@ def test_cross_attention_counts_the_keys_of_the_source_that_are_real() -> None:
         for one in (attention, like(attention, Softmax()))
     )
     assert context.source is not None
-    assert context.source.visible(3).tolist() == [[4] * 3, [2] * 3]
+    assert context.source.visible(3).tolist() == [[[4] * 3], [[2] * 3]]
     close(found[0, ..., :4], plain[0, ..., :4])
     close(found[1, ..., :2], plain[1, ..., :2] / 2)
 

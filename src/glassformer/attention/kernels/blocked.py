@@ -31,11 +31,11 @@ def window_of(context: Context, size: int | None) -> int | None:
 def is_blocked(context: Context, n_queries: int, n_keys: int, size: int | None) -> bool:
     """Whether blocks are quicker than the mask of all pairs, and can say what it says."""
     reach = window_of(context, size)
-    if reach is None or context.crossed or n_queries != n_keys:
+    if reach is None or context.crossed or context.rule is not None or n_queries != n_keys:
         return False
     if context.biased and not (context.encoding.bias_by_offset and context.first is not None):
         return False
-    rows, back = _blocks(reach)
+    rows, back = blocks_of(reach)
     met = rows * (1 + back + (0 if context.looks_back else back))
     return n_queries >= 2 * met
 
@@ -87,10 +87,10 @@ def window_pieces(
     """Yield queries, keys, values and mask of all blocks, several at a time, as `block_and_batch head row d`."""
     reach, n, batch = window_of(context, size), q.shape[-2], len(q)
     assert reach is not None, "asked of what is blocked"
-    rows, back = _blocks(reach)
+    rows, back = blocks_of(reach)
     ahead = 0 if context.looks_back else back
-    queries = _neighbours(q, rows, 0, 0)
-    keys, values = _neighbours(k, rows, back, ahead), _neighbours(v, rows, back, ahead)
+    queries = neighbours(q, rows, 0, 0)
+    keys, values = neighbours(k, rows, back, ahead), neighbours(v, rows, back, ahead)
     blocks = len(queries)
     alike = all(isinstance(term, (Causal, Window)) for term in context.mask.terms)
     for first, last in _pieces(blocks, back, ahead, alike):
@@ -105,13 +105,13 @@ def window_pieces(
 
 def distances(size: int, device: torch.device) -> Int[Tensor, "row key"]:
     """Return how far back each key lies that `window_pieces` puts beside a block of queries, if none looks ahead."""
-    rows, back = _blocks(size)
+    rows, back = blocks_of(size)
     return torch.arange(rows, device=device)[:, None] - torch.arange(-back * rows, rows, device=device)
 
 
 def in_blocks(x: Float[Tensor, "batch head pos d"], size: int) -> Float[Tensor, "block_and_batch head row d"]:
     """Return queries as `window_pieces` has them, all blocks of them."""
-    return _neighbours(x, _blocks(size)[0], 0, 0).flatten(0, 1)
+    return neighbours(x, blocks_of(size)[0], 0, 0).flatten(0, 1)
 
 
 def joined(z: Float[Tensor, "block_and_batch head row d"], batch: int, n: int) -> Float[Tensor, "batch head pos d"]:
@@ -119,7 +119,7 @@ def joined(z: Float[Tensor, "block_and_batch head row d"], batch: int, n: int) -
     return z.unflatten(0, (-1, batch)).movedim(0, 2).flatten(2, 3)[..., :n, :]
 
 
-def _blocks(reach: int) -> tuple[int, int]:
+def blocks_of(reach: int) -> tuple[int, int]:
     """Return the rows of a block, and how many blocks before one its window reaches into."""
     rows = max(SHORTEST, min(LONGEST, reach // 2))
     return rows, -(-(reach - 1) // rows)
@@ -134,7 +134,7 @@ def _pieces(blocks: int, back: int, ahead: int, alike: bool) -> list[tuple[int, 
     return [*edges[0], *([(start, stop)] if stop > start else []), *edges[1]]
 
 
-def _neighbours(
+def neighbours(
     x: Float[Tensor, "batch head pos d"], rows: int, back: int, ahead: int
 ) -> Float[Tensor, "block batch head key d"]:
     """Return each block with those before and after it; zeros stand where there is no text."""

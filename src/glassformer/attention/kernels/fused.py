@@ -28,7 +28,7 @@ def fused_softmax(
         shared = q.shape[-3] // k.shape[-3]
         return context.encoding.mix(q, *(x.repeat_interleave(shared, -3) for x in (k, v)), scale)
     if is_blocked(context, n, m, size):
-        return windowed(q, k, v, context, size, partial(_attend_masked, scale=scale))
+        return windowed(q, k, v, context, size, partial(attend_masked, scale=scale))
     grouped = k.shape[-3] != q.shape[-3]
     bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
@@ -67,7 +67,7 @@ def fused_softmax_with_sinks(
     q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1))
     sink = F.pad(torch.zeros_like(k[..., :1, :-1]), (0, 1), value=1.0), torch.zeros_like(v[..., :1, :])
     if is_blocked(context, n, m, size):
-        return windowed(q, k, v, context, size, partial(_attend_masked, scale=scale), sink)
+        return windowed(q, k, v, context, size, partial(attend_masked, scale=scale), sink)
     k, v = torch.cat((sink[0], k), -2), torch.cat((sink[1], v), -2)
     bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
@@ -99,7 +99,10 @@ def _attend_by_group(
     return _attend(rows, k, v, attn_mask=mask, scale=scale).unflatten(2, (shared, -1)).flatten(1, 2)
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
+) -> Float[Tensor, "batch head query d_value"]:
+    """Return what the library's kernel gives under a mask, of booleans or of what is added to scores."""
     mask = mask.to(q.dtype) if mask.is_floating_point() else mask
     return _attend(q, k, v, attn_mask=mask, scale=scale, enable_gqa=k.shape[-3] != q.shape[-3])
 

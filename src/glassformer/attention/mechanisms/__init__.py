@@ -2,6 +2,7 @@
 
 from glassformer.attention.mechanisms.adaptive_span import AdaptiveSpan
 from glassformer.attention.mechanisms.additive import Additive
+from glassformer.attention.mechanisms.atrous import Atrous
 from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
@@ -9,15 +10,17 @@ from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.last_key import LastKey
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mechanisms.sparse import Sparse
 from glassformer.attention.mechanisms.streaming import Streaming
 from glassformer.attention.mechanisms.sum_normalised import SumNormalised
 from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "AdaptiveSpan", "Additive", "Concat", "ConcatLinear", "Differential", "General", "LastKey", "Lightning", "Linear",
-    "Refined", "RefinedWasserstein", "Softmax", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
-    "lambda_init_at",
+    "AdaptiveSpan", "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "LastKey", "Lightning",
+    "Linear", "Longformer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised",
+    "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

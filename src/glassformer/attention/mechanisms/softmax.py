@@ -67,7 +67,8 @@ class Softmax(SoftmaxWeights, kind="softmax"):
 class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):
     @property
     def takes_parts(self) -> bool:
-        return self.sinks is None and self.config.window is None and not self.needs_scores
+        narrowed = self.config.limit is not None or self.config.rule is not None
+        return self.sinks is None and not narrowed and not self.needs_scores
 
     def queries(
         self, q: Float[Tensor, "*lead head pos d_head"], context: Context | None = None, heads: slice = slice(None)

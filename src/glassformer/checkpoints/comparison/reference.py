@@ -201,9 +201,13 @@ def recorded(
     # some modules see batch and position as one axis
     for site, value in values.items():
         side = source if source is not None and Site.named(site).stack == "encoder" else tokens
-        values[site] = value.unflatten(0, side.shape) if value.ndim == 2 else value
+        value = value.unflatten(0, side.shape) if value.ndim == 2 else value
+        # some fill a text up to a multiple of their window
+        values[site] = value[:, : side.shape[1]]
     if source is None:
-        values |= _stack("", out.hidden_states, out.attentions)
+        banded = getattr(theirs.config, "attention_window", None) is not None
+        patterns = tuple(map(_square, out.attentions or ())) if banded else out.attentions
+        values |= _stack("", out.hidden_states, patterns)
     else:
         values |= _stack("encoder.", out.encoder_hidden_states, out.encoder_attentions)
         values |= _stack("decoder.", out.decoder_hidden_states, out.decoder_attentions, out.cross_attentions)
@@ -217,6 +221,15 @@ def _stack(prefix: str, hidden: Any, attentions: Any, crossed: Any = None) -> di
     for part, patterns in (("attn", attentions), ("cross", crossed)):
         values |= {f"{prefix}blocks.{layer}.{part}.pattern": pattern for layer, pattern in enumerate(patterns or ())}
     return values | {f"{prefix}final.norm": last}
+
+
+def _square(band: Tensor) -> Tensor:
+    """Return a pattern over all keys from one over those near each query: as many before it as after it, and itself."""
+    n, width = band.shape[-2:]
+    keys = torch.arange(n)[:, None] + torch.arange(width) - width // 2
+    there = (keys >= 0) & (keys < n)
+    found = band.new_zeros(*band.shape[:-1], n)
+    return found.scatter_add(-1, keys.clamp(0, n - 1).expand_as(band), band.masked_fill(~there, 0.0))
 
 
 @contextlib.contextmanager
@@ -328,6 +341,9 @@ def compared_with(
         mine = tape.values[places[name]]
         if places[name] != name:
             mine = mine.flatten(1, 2)
+        elif mine.ndim == 5:
+            # a row of it is zero for all values but one
+            mine = mine.sum(1)
         elif name == "final.norm" and getattr(ours.config, "d_embed", None) is not None:
             # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
             mine = ours.unembed.map(mine)

@@ -4,11 +4,13 @@ A checkpoint without that head (`BertModel`) gives an encoder that predicts noth
 texts, which some files hold beside it, are no part of the encoder and are left unread.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from glassformer.attention import MixerConfig, Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.models import EncoderConfig, LayerNorm, Learned, Mlp, NoNorm, Readout, block, repeat
+from glassformer.models import EncoderConfig, LayerNorm, Learned, Mlp, NoNorm, Readout, block
 
 _PREDICTING = ("ForMaskedLM", "ForPreTraining", "LMHeadModel")
 
@@ -23,11 +25,11 @@ def _config(fields: Fields) -> EncoderConfig:
     else:
         # counted from the padding token's id, which stands for no position
         positions, activation = Learned(fields.whole("pad_token_id", 1) + 1), "gelu"
-    return _encoder(
+    return encoder(
         fields,
         d_model=fields.whole("hidden_size"),
         n_heads=fields.whole("num_attention_heads"),
-        n_layers=fields.whole("num_hidden_layers"),
+        mixers=(Softmax(),) * fields.whole("num_hidden_layers"),
         mlp=Mlp(fields.whole("intermediate_size"), own),
         n_types=fields.whole("type_vocab_size", 2),
         norm=LayerNorm(fields.number("layer_norm_eps", 1e-12)),
@@ -38,11 +40,11 @@ def _config(fields: Fields) -> EncoderConfig:
 
 def _distil_config(fields: Fields) -> EncoderConfig:
     activation = fields.activation("activation", "gelu")
-    return _encoder(
+    return encoder(
         fields,
         d_model=fields.whole("dim"),
         n_heads=fields.whole("n_heads"),
-        n_layers=fields.whole("n_layers"),
+        mixers=(Softmax(),) * fields.whole("n_layers"),
         mlp=Mlp(fields.whole("hidden_dim"), activation),
         n_types=0,
         norm=LayerNorm(1e-12),
@@ -51,17 +53,18 @@ def _distil_config(fields: Fields) -> EncoderConfig:
     )
 
 
-def _encoder(
-    fields: Fields, *, d_model: int, n_heads: int, n_layers: int, mlp: Mlp, n_types: int, norm: LayerNorm,
-    positions: Learned, activation: Any,
+def encoder(
+    fields: Fields, *, d_model: int, n_heads: int, mixers: Sequence[MixerConfig], mlp: Mlp, n_types: int,
+    norm: LayerNorm, positions: Learned, activation: Any,
 ) -> EncoderConfig:  # fmt: skip
+    """Return an encoder with a block for each mechanism, and a masked-language head where the config names one."""
     named = fields.get("architectures", ["ForMaskedLM"])
     predicts = any(str(name).endswith(_PREDICTING) for name in named)
-    layer = block(n_heads=n_heads, bias=True, norm=norm, mlp=mlp, wiring="post")
+    layers = [block(mixer, n_heads=n_heads, bias=True, norm=norm, mlp=mlp, wiring="post") for mixer in mixers]
     return EncoderConfig(
         fields.whole("vocab_size"),
         d_model,
-        repeat(layer, n_layers),
+        tuple(layers),
         max_len=fields.whole("max_position_embeddings", 512) - positions.offset,
         positions=positions,
         n_types=n_types,
@@ -74,7 +77,8 @@ def _encoder(
     )
 
 
-def _embeddings(root: str) -> dict[str, Any]:
+def embeddings(root: str) -> dict[str, Any]:
+    """Return the rows of what is added up to enter the first block."""
     return {
         "embed.matrix": f"{root}.embeddings.word_embeddings.weight",
         "embed.positions.weight": f"{root}.embeddings.position_embeddings.weight",
@@ -83,10 +87,11 @@ def _embeddings(root: str) -> dict[str, Any]:
     }
 
 
-def _layers(root: str, config: Any) -> dict[str, Any]:
+def layers(root: str, config: Any) -> dict[str, Any]:
+    """Return the rows of embeddings and blocks."""
     ours, theirs = "stack.blocks.{i}", f"{root}.encoder.layer.{{i}}"
     parts = tuple(Piece(f"{theirs}.attention.self.{name}", config.d_model) for name in ("query", "key", "value"))
-    return _embeddings(root) | {
+    return embeddings(root) | {
         f"{ours}.attn.projection.qkv": parts,
         f"{ours}.attn.merge.output": f"{theirs}.attention.output.dense",
         f"{ours}.attn_norm_after": f"{theirs}.attention.output.LayerNorm",
@@ -97,7 +102,7 @@ def _layers(root: str, config: Any) -> dict[str, Any]:
 
 
 def _bert_table(fields: Fields, config: Any) -> Table:
-    return _layers("bert", config) | {
+    return layers("bert", config) | {
         "unembed.readout.input": "cls.predictions.transform.dense",
         "unembed.readout.norm": "cls.predictions.transform.LayerNorm",
         "unembed.bias": "cls.predictions.bias" if config.tied else "cls.predictions.decoder.bias",
@@ -106,7 +111,12 @@ def _bert_table(fields: Fields, config: Any) -> Table:
 
 
 def _roberta_table(fields: Fields, config: Any) -> Table:
-    return _layers("roberta", config) | {
+    return layers("roberta", config) | head(config)
+
+
+def head(config: Any) -> dict[str, Any]:
+    """Return the rows of a masked-language head, as RoBERTa names them."""
+    return {
         "unembed.readout.input": "lm_head.dense",
         "unembed.readout.norm": "lm_head.layer_norm",
         "unembed.bias": "lm_head.bias" if config.tied else "lm_head.decoder.bias",
@@ -116,7 +126,7 @@ def _roberta_table(fields: Fields, config: Any) -> Table:
 
 def _distil_table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "distilbert.transformer.layer.{i}"
-    return _embeddings("distilbert") | {
+    return embeddings("distilbert") | {
         f"{ours}.attn.projection.qkv": tuple(Piece(f"{theirs}.attention.{n}_lin", config.d_model) for n in "qkv"),
         f"{ours}.attn.merge.output": f"{theirs}.attention.out_lin",
         f"{ours}.attn_norm_after": f"{theirs}.sa_layer_norm",

@@ -1,0 +1,166 @@
+"""Atrous attention: each query looks at every rate-th key, counted from itself; also called dilated.
+
+    z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s    over s with (t - s) mod rate = 0
+
+Positions fall into `rate` classes that never see each other: each is a text of its own, 1 / rate as long, and is mixed
+as one. A window counts the keys of a class: with it, this is the dilated window. rate = 1 is softmax attention; from
+rate = length on, every position sees itself alone. Heads may have rates of their own: with a window, and some heads of
+rate 1, they are those of an autoregressive Longformer.
+
+Pattern: exact, non-negative, rows sum to one, with sinks to less; zero between classes; an all-zero row where nothing
+may be attended to.
+State: keys and values of earlier positions, with a window the last (window - 1) rate of them; a step reads one in
+`rate`.
+Cost: O(pos^2 / rate) time, O(pos) memory without the pattern; masks other than the causal one take O(pos^2 / rate)
+memory. With a cap, with positions that add to scores of heads of several rates, and with an adaptive temperature in
+evaluation, the pattern is made in any case.
+Source: Su 2019, "Born to economise: from standard to sparse attention" (kexue.fm/archives/6853); compare Child et al.
+2019, "Generating Long Sequences with Sparse Transformers", section 4.2, for the strided half; Beltagy et al. 2020,
+"Longformer", section 3.1, for rates by head. Differs from Su's code, in which texts are filled up to a multiple of the
+rate with zeros that take part in the softmax.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Context, Rule
+from glassformer.attention.kernels.classes import by_class
+from glassformer.attention.mechanisms.softmax import SoftmaxMixer
+from glassformer.attention.mixer import Dims, Traits, per_query_head
+from glassformer.attention.packed import by_document, documents_of
+from glassformer.attention.softmax_weights import SoftmaxWeights
+from glassformer.attention.temperature import LogN
+from glassformer.config import require
+from glassformer.trace import Tape
+
+
+@dataclass(frozen=True)
+class EveryNth(Rule):
+    """Keys at distances that are a multiple of the rate, and less than so many steps of it.
+
+    Args:
+        rates: Of each head, or of all.
+        window: How many steps away keys are no longer looked at; None for all.
+    """
+
+    rates: tuple[int, ...]
+    window: int | None
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        rate = torch.tensor(self.rates, device=q.device)[:, None, None]
+        looks = (q - k) % rate == 0
+        return looks if self.window is None else looks & ((q - k).abs() < rate * self.window)
+
+
+@dataclass(frozen=True)
+class Atrous(SoftmaxWeights, kind="atrous"):
+    """Attention to every rate-th key.
+
+    Args:
+        window: Each query sees keys less than this many steps of its rate away; None for all.
+        scale: Factor on the scores; 1 / sqrt(d_head) by default.
+        cap: Largest size of q . k * scale, approached smoothly; what positions add and the mask come behind it.
+        sinks: One learned logit per head that takes part in the normaliser and has no value.
+        temperature: What else multiplies q . k * scale.
+        rate: How many positions lie from one key to the next; about the root of the length in Su's text. Several are
+            those of heads, in their order, repeated until every head has one.
+    """
+
+    rate: int | tuple[int, ...] = 16
+
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
+    variants = (
+        {"rate": 2},
+        {"rate": 3, "window": 2},
+        {"rate": 2, "sinks": True, "temperature": LogN(2)},
+        {"rate": 2, "cap": 0.5},
+        {"rate": (1, 2), "window": 3, "sinks": True, "temperature": LogN(2)},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.rates) > 0 and min(self.rates) >= 1, f"atrous: rate must be at least 1, found {self.rate}.")
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        return self.rate if isinstance(self.rate, tuple) else (self.rate,)
+
+    @property
+    def rule(self) -> EveryNth:
+        return EveryNth(self.rates, self.window)
+
+    @property
+    def limit(self) -> None:
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.window is None else (self.window - 1) * max(self.rates)
+
+    @property
+    def crosses(self) -> bool:
+        return False
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Both products over all pairs within a class, masked ones included."""
+        pairs = 0
+        for rate in repeated(self.rates, dims.n_heads):
+            classes = min(n_queries, rate)
+            pairs += classes * -(-n_queries // classes) * -(-n_keys // rate)
+        return pairs * 2 * (dims.d_head + dims.d_value)
+
+
+class AtrousMixer(SoftmaxMixer, config=Atrous):
+    def __init__(self, config: Atrous, dims: Dims, path: str) -> None:
+        super().__init__(config, dims, path)
+        rates = repeated(config.rates, dims.n_heads)
+        self.window, self.by_rate = config.window, heads_by_rate(rates)
+        self.rule = EveryNth(rates if len(self.by_rate) > 1 else rates[:1], config.window)
+
+    def ruled(self, context: Context) -> Context:
+        return context.ruled(self.rule)
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        if self.needs_scores or (context.biased and len(self.by_rate) > 1):
+            return self.dense(q, k, v, x, context, tape)
+        q = self.queries(q, context)
+        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
+            return by_document(self._mixed, context, runs, q, k, v)
+        return self._mixed(context, q, k, v)
+
+    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        if len(self.by_rate) == 1:
+            (rate,) = self.by_rate
+            return by_class(partial(self._of_classes, heads=slice(None)), context, rate, q, k, v)
+        k, v = per_query_head(k, q), per_query_head(v, q)
+        mixed = [
+            by_class(partial(self._of_classes, heads=heads), context, rate, q[:, heads], k[:, heads], v[:, heads])
+            for rate, heads in self.by_rate.items()
+        ]
+        return in_order(mixed, list(self.by_rate.values()))
+
+    def _of_classes(self, context: Context, q: Tensor, k: Tensor, v: Tensor, heads: slice | list[int]) -> Tensor:
+        return self.fused_heads(q, k, v, context, self.window, heads)
+
+
+def repeated(rates: tuple[int, ...], n_heads: int) -> tuple[int, ...]:
+    """Return a rate for each head: those given, over and over."""
+    return tuple(rates[head % len(rates)] for head in range(n_heads))
+
+
+def heads_by_rate(rates: tuple[int, ...]) -> dict[int, list[int]]:
+    """Return which heads have a rate, for each that there is."""
+    return {rate: [head for head, own in enumerate(rates) if own == rate] for rate in dict.fromkeys(rates)}
+
+
+def in_order(
+    mixed: list[Float[Tensor, "batch heads query d_value"]], heads: list[list[int]]
+) -> Float[Tensor, "batch head query d_value"]:
+    """Return what groups of heads mixed, by head."""
+    order = torch.tensor([head for group in heads for head in group], device=mixed[0].device)
+    return torch.cat(mixed, 1)[:, order.argsort()]
