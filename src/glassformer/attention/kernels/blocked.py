@@ -74,15 +74,18 @@ def windowed(
         )
     blocks = queries.shape[1]
     alike = all(isinstance(term, (Causal, Window)) for term in context.mask.terms)
+    pieces = _pieces(blocks, back, ahead, alike)
+    # one node of the graph for all pieces: as many slices would each have a gradient as large as the whole
+    parts = [x.split([last - first for first, last in pieces], 1) for x in (queries, keys, values)]
     z = []
-    for first, last in _pieces(blocks, back, ahead, alike):
+    for (first, last), *piece in zip(pieces, *parts, strict=True):
         allowed = _allowed(context, reach, torch.arange(first, first + 1 if alike else last), rows, back, ahead, n)
         mask = _with_bias(allowed, context, first, rows, back) if context.biased else allowed
         if sink is not None:
             mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
         if not alike:
             mask = mask.expand(batch, *mask.shape[1:])
-        q, k, v = (x[:, first:last].flatten(0, 1) for x in (queries, keys, values))
+        q, k, v = (x.flatten(0, 1) for x in piece)
         mixed = attend(q, k, v, mask.flatten(0, 1))
         if sink is None and not context.sees_itself:
             mixed = mixed.masked_fill(~mask.flatten(0, 1).any(-1, keepdim=True), 0.0)
