@@ -44,6 +44,11 @@ class Rule(ABC):
     # whether it goes by how far apart query and key are, and not by where they are in their text
     by_distance: ClassVar[bool] = True
 
+    @property
+    def n_heads(self) -> int:
+        """How many heads it tells apart."""
+        return 1
+
     @abstractmethod
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         """Return whether a query at `q` looks at a key at `k`, `b 1 query 1` and `b 1 1 key`.
@@ -462,8 +467,8 @@ class Context:
             first, device = 0 if self.crossed else total - n_queries, self.positions.device
             b = torch.arange(mask.batch, device=device)[:, None, None, None]
             queries, keys = torch.arange(n_queries, device=device), torch.arange(total, device=device)
-            counted = []
-            for i in queries.split(max(1, COUNTED // max(1, mask.batch * total))):
+            counted, n_heads = [], 1 if self.rule is None else self.rule.n_heads
+            for i in queries.split(max(1, COUNTED // max(1, mask.batch * n_heads * total))):
                 allowed = mask.allows(b, first + i[:, None], keys).expand(mask.batch, 1, len(i), total)
                 if self.rule is not None:
                     q, k = self.places(n_queries, total, self.rule)

@@ -93,13 +93,16 @@ def window_pieces(
     keys, values = neighbours(k, rows, back, ahead), neighbours(v, rows, back, ahead)
     blocks = len(queries)
     alike = all(isinstance(term, (Causal, Window)) for term in context.mask.terms)
-    for first, last in _pieces(blocks, back, ahead, alike):
+    pieces = _pieces(blocks, back, ahead, alike)
+    # one node of the graph for all pieces: as many slices would each have a gradient as large as the whole
+    parts = [x.split([last - first for first, last in pieces]) for x in (queries, keys, values)]
+    for (first, last), *piece in zip(pieces, *parts, strict=True):
         mask = _allowed(context, reach, torch.arange(first, first + 1 if alike else last), rows, back, ahead, n)
         if context.biased:
             mask = _with_bias(mask, context, first, rows, back)
         if not alike:
             mask = mask.expand(-1, batch, *mask.shape[2:])
-        query, key, value = (x[first:last].flatten(0, 1) for x in (queries, keys, values))
+        query, key, value = (x.flatten(0, 1) for x in piece)
         yield query, key, value, mask.flatten(0, 1)
 
 

@@ -51,6 +51,10 @@ class EveryNth(Rule):
     rates: tuple[int, ...]
     window: int | None
 
+    @property
+    def n_heads(self) -> int:
+        return len(self.rates)
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         rate = torch.tensor(self.rates, device=q.device)[:, None, None]
         looks = (q - k) % rate == 0
