@@ -2,7 +2,7 @@
 
     z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s    over
 
-    strided    s with |t - s| < window, or (t - s) mod stride = 0
+    strided    s with abs(t - s) < window, or (t - s) mod stride = 0
     fixed      s in t's block of `stride`, floor(s / stride) = floor(t / stride), or among the last `summary` keys of
                any block, s mod stride >= stride - summary
 
@@ -17,7 +17,7 @@ the masks. What goes through the mask of all pairs: texts of two strides and les
 state, and fixed blocks in rows that are padded on the left. With a cap, and with an adaptive temperature in evaluation,
 the pattern is made in any case.
 Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", sections 4.2 and 4.3; Su 2019, "Born to
-economise: from standard to sparse attention" (kexue.fm/archives/6853), whose |t - s| <= w is window = w + 1. Differs
+economise: from standard to sparse attention" (kexue.fm/archives/6853), whose abs(t - s) <= w is window = w + 1. Differs
 from Su's code, in which local keys are dilated too and the token itself counts twice.
 """
 

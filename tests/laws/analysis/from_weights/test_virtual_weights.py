@@ -37,10 +37,10 @@ def test_strengths_are_norms_of_products_over_products_of_norms(name):
 def test_what_norms_of_queries_and_keys_multiply_by_is_part_of_what_reads():
     model = subject("bare").model
     layer = weights.matrices(model)[0]
-    for side, matrix in (("query", layer.Q), ("key", layer.K)):
-        gain = layer.norm(side).gain
+    for norm, matrix, name in ((layer.norm("query"), layer.Q, "Q"), (layer.norm("key"), layer.K, "K")):
+        gain = None if norm is None else norm.gain
         assert gain is not None and not torch.equal(gain, torch.ones_like(gain))
-        found = analysis.from_weights.virtual(model, "token", f"L0H0 {side[0].upper()}")
+        found = analysis.from_weights.virtual(model, "token", f"L0H0 {name}")
         close(found.right, matrix[0] * gain.detach())
 
 
