@@ -59,6 +59,10 @@ class PagedRows:
         *lead, _, width = self.store.shape
         return torch.Size((len(self.places.slots), *lead, self.places.n_earlier, width))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.store.dtype
+
     def append(
         self, new: Float[Tensor, "batch *lead new width"], keep: int | None = None
     ) -> tuple[Float[Tensor, "batch *lead all width"], "PagedRows"]:
