@@ -306,7 +306,8 @@ def served(
     model: Decoder, prompts: list[list[int]], new: int, *, watched: bool = True
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return what is drawn behind each prompt, and the most bytes that pages held if that is watched."""
-    serving, held = Serving(model), 0
+    # enough for all prompts at once, as the batch reads them
+    serving, held = Serving(model, budget=sum(map(len, prompts))), 0
     asked = [serving.submit(prompt, GREEDY, max_new_tokens=new) for prompt in prompts]
     while serving.running or serving.waiting:
         serving.step()

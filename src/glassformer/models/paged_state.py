@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -88,21 +89,28 @@ class PagedState:
         """
         past, n = max(text.stored for text in texts), max(len(text.new) for text in texts)
         assert past == 0 or all(len(text.new) == n for text in texts), "columns between earlier and new tokens"
-        device, width = place_of(self.model), max(len(text.table) for text in texts)
-        tables = torch.tensor([[*text.table, *[0] * (width - len(text.table))] for text in texts], device=device)
-        tokens = torch.tensor([[*text.new[:1] * (n - len(text.new)), *text.new] for text in texts], device=device)
-        start = torch.tensor([past + n - text.stored - len(text.new) for text in texts], device=device)
-        at = torch.arange(past + n, device=device) - start[:, None]
-        slots = tables.gather(1, at.clamp_min(0) // self.page_size) * self.page_size + at % self.page_size
-        places = Places(slots.masked_fill_(at < 0, self.spare), n)
-        padded = any(text.stored + len(text.new) < past + n for text in texts)
-        state = State(past, self._layers(texts, places), start if padded else None)
+        ends = np.array([text.stored + len(text.new) for text in texts])
+        at = np.arange(past + n) - (past + n - ends)[:, None]
+        tokens = torch.tensor([[*text.new[:1] * (n - len(text.new)), *text.new] for text in texts])
+        padded = int(ends.min()) < past + n
+        device = place_of(self.model)
+        places = Places(torch.from_numpy(self._slots(texts, at)).to(device), n)
+        start = torch.from_numpy(past + n - ends).to(device) if padded else None
+        state = State(past, self._layers(texts, places), start)
         # the logits of every position of a long prompt would outweigh all else, so the stack's output is asked for
         tape = None if n == 1 else Tape(self.model, logits=False)
-        out, state = self.model(tokens, state=state, tape=tape)
+        out, state = self.model(tokens.to(device), state=state, tape=tape)
         last = out[:, -1] if tape is None else self.model.unembed.logits(out[:, -1])
         parts = [part.unbind(0) for part in tensors(state.layers)]
         return Read(last, tuple(tuple(part[row][None] for part in parts) for row in range(len(texts))))
+
+    def _slots(self, texts: Sequence[Going], at: np.ndarray) -> np.ndarray:
+        """Return where positions of each text lie; those before its first in the spare slot."""
+        tables = np.zeros((len(texts), max(len(text.table) for text in texts)), dtype=np.int64)
+        for row, text in zip(tables, texts):
+            row[: len(text.table)] = text.table
+        page, token = np.divmod(np.maximum(at, 0), self.page_size)
+        return np.where(at < 0, self.spare, np.take_along_axis(tables, page, 1) * self.page_size + token)
 
     def _layers(self, texts: Sequence[Going], places: Places) -> tuple[object, ...]:
         """Return the state's layers before a pass over these texts."""

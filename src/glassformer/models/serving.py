@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from glassformer.arguments import Count, checked
-from glassformer.errors import AnalysisUnavailable, OutOfPages
+from glassformer.errors import AnalysisUnavailable, OutOfPages, TextError
 from glassformer.models.decoder import Decoder
 from glassformer.models.generate import (
     DRAW,
@@ -59,6 +59,8 @@ class Request:
         self.max_new_tokens, self.stop_ids, self.notes = max_new_tokens, frozenset(stop_ids), notes
         self.ids, self.log_probs = list(prompt), list[float]()
         self.generator = row_generators(sampling, 1)[0]
+        # those of other requests that are the same but for the seed draw together
+        self.settings = replace(sampling, seed=0)
         # its pages in order, how many of its tokens they hold, digests of the full ones, and the state's fixed part
         self.table, self.stored, self.digests = list[int](), 0, list[bytes]()
         self.fixed: Fixed = ()
@@ -147,7 +149,9 @@ class Serving:
         """
         given, _, unknown = read_texts(self.model, prompt, None, False)
         ids, _ = padded(self.model, given, left=True)
-        (row,) = ids.tolist()
+        row, *more = ids.tolist()
+        if more:
+            raise TextError(f"a request is one prompt, found {len(ids)} rows; submit each by itself.")
         notes = (*unknown, *given_notes(self.model, [len(row)]))
         request = self._made(row, sampling, max_new_tokens, stop_ids, notes)
         self.waiting.append(request)
@@ -176,20 +180,12 @@ class Serving:
 
     def step(self) -> tuple[Request, ...]:
         """Read one budget of tokens, and draw behind every text that is read whole; return those that are done."""
-        plan = self._planned()
-        groups: dict[int, list[Request]] = defaultdict(list)
-        for request, n in plan.items():
-            # those that begin here may be of any lengths
-            groups[n if request.stored else 0].append(request)
-        logits: dict[Request, Tensor] = {}
-        for group in groups.values():
-            texts = [Going(r.table, r.stored, r.ids[r.stored : r.stored + plan[r]], r.fixed) for r in group]
-            read = self.state.read(texts)
-            for request, last, fixed in zip(group, read.logits, read.fixed):
-                request.fixed, request.stored = fixed, request.stored + plan[request]
-                self._name_full(request)
-                if not request.unread:
-                    logits[request] = last
+        left, logits = self.budget, dict[Request, Tensor]()
+        # again while there is budget: what was just read may be the beginning that the next prompt waits for
+        while plan := self._planned(left):
+            left -= sum(plan.values())
+            logits |= self._read(plan)
+        logits = {request: last for request, last in logits.items() if not request.unread}
         self._draw(logits)
         done = tuple(request for request in logits if request.done)
         for request in done:
@@ -228,17 +224,17 @@ class Serving:
         self.n_submitted += 1
         return request
 
-    def _planned(self) -> dict[Request, int]:
+    def _planned(self, budget: int) -> dict[Request, int]:
         """Return how many tokens of which requests are read next, with pages at hand to write them to."""
         plan: dict[Request, int] = {}
-        left = self.budget
+        left = budget
         # those that draw, then prompts; both in order of arrival
         for request in sorted(self.running, key=lambda request: (request.unread > 1, request.number)):
             # it may have had to go for one before it
             n = min(request.unread, left) if request in self.running else 0
             if n and self._has_room(request, n, plan):
                 plan[request] = n
-                left = self.budget - sum(plan.values())
+                left = budget - sum(plan.values())
         while left and self.waiting and self._admit(self.waiting[0]):
             request = self.waiting.pop(0)
             insort(self.running, request, key=lambda request: request.number)
@@ -246,6 +242,23 @@ class Serving:
             left -= plan[request]
             self._extend(request, plan[request])
         return plan
+
+    def _read(self, plan: dict[Request, int]) -> dict[Request, Tensor]:
+        """Read so many tokens of each request; return the logits behind those that are read whole."""
+        groups: dict[int, list[Request]] = defaultdict(list)
+        for request, n in plan.items():
+            # those that begin here may be of any lengths
+            groups[n if request.stored else 0].append(request)
+        found: dict[Request, Tensor] = {}
+        for group in groups.values():
+            texts = [Going(r.table, r.stored, r.ids[r.stored : r.stored + plan[r]], r.fixed) for r in group]
+            read = self.state.read(texts)
+            for request, last, fixed in zip(group, read.logits, read.fixed):
+                request.fixed, request.stored = fixed, request.stored + plan[request]
+                self._name_full(request)
+                if not request.unread:
+                    found[request] = last
+        return found
 
     def _has_room(self, request: Request, n: int, plan: dict[Request, int]) -> bool:
         """Give a request pages for its next tokens; the newest ones go for it, or itself if it is the newest."""
@@ -313,7 +326,7 @@ class Serving:
         """Let each request draw its next token; those with the same settings do so together."""
         alike: dict[Sampling, list[Request]] = defaultdict(list)
         for request in logits:
-            alike[replace(request.sampling, seed=0)].append(request)
+            alike[request.settings].append(request)
         for sampling, requests in alike.items():
             rows = torch.stack([logits[request] for request in requests])
             seen = _seen(requests, rows) if sampling.repetition_penalty != 1 else None
