@@ -1,7 +1,7 @@
 """The states of many texts, for passes that continue any of them together: rows in pages, the rest text by text.
 
 What a state has one row of per position (keys, values, latents, earlier scores) lies in a store of pages. What has the
-same size at every length (memories of linear attention, a recurrent layer, the last inputs of a convolution) is `fixed`:
+same size at every length (memories of linear attention, of a recurrent layer, last inputs of a convolution) is `fixed`:
 each text has its own, and those of a pass are stacked. Which is which, one token shows that is read behind nothing.
 """
 
@@ -91,7 +91,7 @@ class PagedState:
         assert past == 0 or all(len(text.new) == n for text in texts), "columns between earlier and new tokens"
         ends = np.array([text.stored + len(text.new) for text in texts])
         at = np.arange(past + n) - (past + n - ends)[:, None]
-        tokens = torch.tensor([[*text.new[:1] * (n - len(text.new)), *text.new] for text in texts])
+        tokens = torch.tensor([[*[text.new[0]] * (n - len(text.new)), *text.new] for text in texts])
         padded = int(ends.min()) < past + n
         device = place_of(self.model)
         places = Places(torch.from_numpy(self._slots(texts, at)).to(device), n)
@@ -116,6 +116,4 @@ class PagedState:
         """Return the state's layers before a pass over these texts."""
         grows, stores = iter(self.grows), iter(self.stores)
         fixed = iter([torch.cat(parts) for parts in zip(*(text.fixed for text in texts), strict=True)])
-        return mapped(
-            self.template, lambda _: PagedRows(next(stores), places) if next(grows) else next(fixed)
-        )
+        return mapped(self.template, lambda _: PagedRows(next(stores), places) if next(grows) else next(fixed))

@@ -1,8 +1,9 @@
 """Who holds which page: reference counts, full pages known by what they hold, and pages that are free.
 
 A page has room for the same number of tokens, in all layers. A text holds its pages in order; a page may be part of
-several texts, and is written by none of them then. A full page is known by a digest of its tokens and of the page before
-it, so by the whole text up to its end. One that no text holds is free, and still known until it is taken for another.
+several texts, and is written by none of them then. A full page is known by a digest of its tokens and of the page
+before it, so by the whole text up to its end. One that no text holds is free, and still known until it is taken for
+another.
 
 Source: Kwon et al. 2023, Efficient memory management for large language model serving with PagedAttention.
 """

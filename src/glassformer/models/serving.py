@@ -158,9 +158,7 @@ class Serving:
         return request
 
     @checked
-    def fork(
-        self, request: Request, sampling: Sampling = DRAW, *, max_new_tokens: int | None = None
-    ) -> Request:
+    def fork(self, request: Request, sampling: Sampling = DRAW, *, max_new_tokens: int | None = None) -> Request:
         """Ask for another continuation of a text as it is now; what is read of it already, both have.
 
         Full pages are shared; the last one is copied when one of the two goes on writing it.
@@ -361,8 +359,9 @@ def _served(model: Any) -> Decoder:
         positions = getattr(part, "positions", None)
         if positions is not None and positions.by_length:
             raise AnalysisUnavailable(
-                f'serving: positions "{positions.config.kind}" of {part.path} mean something else in a longer text, and '
-                "texts of unequal length are read together.\n    Use generate(model, [prompt]) for one text at a time."
+                f'serving: positions "{positions.config.kind}" of {part.path} mean something else in a longer text, '
+                "and texts of unequal length are read together.\n"
+                "    Use generate(model, [prompt]) for one text at a time."
             )
     return model
 

@@ -197,7 +197,9 @@ def test_a_window_in_long_pieces_is_shared_too() -> None:
 
 def test_more_than_all_pages_is_refused_with_what_would_do() -> None:
     served = serving(built("llama"), page_size=4, n_pages=3)
-    with pytest.raises(OutOfPages, match=r"9 tokens and 5 new ones fill 4 pages of 4, and there are 3.\n.*n_pages=4.*4"):
+    with pytest.raises(
+        OutOfPages, match=r"9 tokens and 5 new ones fill 4 pages of 4, and there are 3.\n.*n_pages=4.*4"
+    ):
         served.submit(BEGINNING, max_new_tokens=5)
     request = served.submit(BEGINNING, GREEDY, max_new_tokens=4)
     assert list(served.run()) == [request]
