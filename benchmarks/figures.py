@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from glassformer.attention import Attention, AttentionLayer, Latent, LinearMap, Rope, Softmax, linear
 from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 from glassformer.data import Batch
-from glassformer.models import GREEDY, AdaptiveSoftmax, Decoder, HierarchicalSoftmax, generate
+from glassformer.models import GREEDY, AdaptiveSoftmax, Decoder, HierarchicalSoftmax, Serving, generate
+from glassformer.models.accounting import state_bytes
 from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
@@ -243,6 +244,34 @@ def generation(seconds: float) -> Rows:
         yield Row(case, "glassformer generate", "its matrix products alone", measured)
 
 
+def serving(seconds: float) -> Rows:
+    """Greedy generation of 16 prompts whose states lie in pages, against one batch with contiguous state."""
+    model, n, prefix, own, new = small(), 16, 128, 16, 64
+    ids = tokens(model, n, prefix + own)
+    shared = ids.clone()
+    shared[:, :prefix] = ids[0, :prefix]
+    for case, prompts, aim in (
+        (f"{prefix} of {prefix + own} tokens shared", shared, 1.0),
+        # what pages cost where they save nothing
+        ("nothing shared", ids, None),
+    ):
+        rows = prompts.tolist()
+        contiguous = partial(generate, model, prompts, GREEDY, max_new_tokens=new)
+        drawn, held = served(model, rows, new)
+        # argmax may differ where two logits are as good as equal: sums are rounded in another order
+        same = sum(a == b for a, b in zip(drawn, contiguous().tokens)) / n
+        measured = compare(
+            partial(served, model, rows, new, watched=False), contiguous, rounds=20, seconds=seconds, warmup=1
+        )
+        full = n * state_bytes(model.config, prefix + own + new - 1)
+        yield Row(
+            f"gpt-4l shape, {n} x ({prefix + own} + {new}) tokens, {case}", "paged", "contiguous", measured, aim=aim,
+            # rows of one layer at a time are side by side besides
+            notes={"peak_bytes_of_contiguous": held / full, "with_a_layer_gathered":
+                   held / full + 1 / len(model.config.layers), "share_of_texts_with_equal_tokens": same},
+        )  # fmt: skip
+
+
 def importing(seconds: float) -> Rows:
     """What `import glassformer` takes beyond `import torch`, in fresh processes."""
     public = "import glassformer as gf; [getattr(gf, name) for name in gf.__all__]"
@@ -275,8 +304,34 @@ def answering(seconds: float) -> Rows:
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
     f.__name__: f
-    for f in (sites, reading, patterns, mixing, absorbing, forward, training, outputs, generation, importing, answering)
+    for f in (
+        sites,
+        reading,
+        patterns,
+        mixing,
+        absorbing,
+        forward,
+        training,
+        outputs,
+        generation,
+        serving,
+        importing,
+        answering,
+    )
 }
+
+
+def served(
+    model: Decoder, prompts: list[list[int]], new: int, *, watched: bool = True
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return what is drawn behind each prompt, and the most bytes that pages held if that is watched."""
+    # enough for all prompts at once, as the batch reads them
+    serving, held = Serving(model, budget=sum(map(len, prompts))), 0
+    asked = [serving.submit(prompt, GREEDY, max_new_tokens=new) for prompt in prompts]
+    while serving.running or serving.waiting:
+        serving.step()
+        held = max(held, serving.held_bytes) if watched else 0
+    return [request.tokens for request in asked], held
 
 
 def beyond(measured: Comparison, *, aim: float) -> dict[str, float]:

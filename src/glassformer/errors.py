@@ -77,6 +77,10 @@ class TokenOutOfRange(GlassformerError, ValueError):
     """A token id is outside the model's vocabulary."""
 
 
+class OutOfPages(GlassformerError, MemoryError):
+    """A text needs more pages of memory than there are, even alone."""
+
+
 class DataError(GlassformerError, ValueError):
     """A corpus holds no usable text, or a task's parameters exclude each other."""
 

@@ -20,6 +20,7 @@ from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
 from glassformer.models.sampling import GREEDY, Draw, Sampling, SamplingStage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, hybrid, published_block, repeat
+from glassformer.models.serving import Request, Serving
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
@@ -29,7 +30,7 @@ __all__ = [
     "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation",
     "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
-    "OutputLayer", "Readout", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Sinusoidal", "Stack", "State",
-    "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset", "published_block",
-    "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
+    "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal",
+    "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
+    "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

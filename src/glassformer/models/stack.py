@@ -39,7 +39,7 @@ class State(NamedTuple):
     source_start: Int[Tensor, " batch"] | None = None
 
 
-def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def mapped(state: Any, function: Callable[[Tensor], Any]) -> Any:
     """Return a state, or a part of one, with every tensor in it changed by a function."""
     if isinstance(state, Tensor):
         return function(state)

@@ -28,8 +28,9 @@ from glassformer.attention import (
     per_query_head,
     window,
 )
+from glassformer.attention.kernels.paged import PagedRows, Places
 from glassformer.errors import NoPattern
-from glassformer.models.stack import make_context, tensors, with_source
+from glassformer.models.stack import make_context, mapped, tensors, with_source
 from glassformer.testing.closeness import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
@@ -126,6 +127,31 @@ def test_one_state_can_be_continued_twice(kind: str, data: st.DataObject) -> Non
     for out, whole in zip(outs, (x, other, x)):
         close(out, layer(whole[:, : cut + 1])[:, cut:])
     assert all(torch.equal(a, b) for a, b in zip(after, before))
+
+
+@every
+@given(st.data())
+def test_rows_that_lie_in_pages_are_continued_as_contiguous_ones_are(kind: str, data: st.DataObject) -> None:
+    layer, n, m = data.draw(layers(kind)), data.draw(sizes), data.draw(st.integers(1, 3))
+    x = stream(2, n + m)
+    # in any order, and nothing but the text's own slots holds numbers
+    slots = torch.tensor(data.draw(st.permutations(range(2 * (n + m) + 3)))[: 2 * (n + m)]).view(2, -1)
+    context = make_context(2, m, x.device, is_causal=True, past=n)
+    with torch.no_grad():
+        empty = layer.module.begin(2, x)
+        _, state = layer.module(x[:, :n], causal_context(x[:, :n]), state=empty)
+        grown = iter([a.shape != b.shape for a, b in zip(tensors(empty), tensors(state))])
+
+        def paged(rows: Tensor) -> Tensor | PagedRows:
+            if not next(grown):
+                return rows
+            store = rows.new_full((*rows.shape[1:-2], 2 * (n + m) + 3, rows.shape[-1]), float("nan"))
+            own = slots[:, n - rows.shape[-2] : n].flatten()
+            store[..., own, :] = rows.movedim(0, -3).flatten(-3, -2)
+            return PagedRows(store, Places(slots, m))
+
+        out, _ = layer.module(x[:, n:], context, state=mapped(state, paged))
+    close(out, layer(x)[:, n:])
 
 
 @every

@@ -4,14 +4,17 @@
 the rows behind the view are room for later positions. Nothing that a view shows is ever written again, and a second
 continuation of the same rows finds its room taken and copies: states stay values, as if every step concatenated. Any
 tensor made from the view (rows selected, cropped, edited) is another object without the note, and starts a store of
-its own.
+its own. Rows that lie in pages are continued there, see `paged`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from glassformer.attention.kernels.paged import PagedRows
 
 SPARE = 64  # least room added when a store is made
 
@@ -25,12 +28,14 @@ class _Room:
 
 
 def append(
-    rows: Float[Tensor, "*batch n width"], new: Float[Tensor, "*batch m width"], keep: int | None = None
-) -> tuple[Float[Tensor, "*batch all width"], Float[Tensor, "*batch kept width"]]:
+    rows: Float[Tensor, "*batch n width"] | PagedRows, new: Float[Tensor, "*batch m width"], keep: int | None = None
+) -> tuple[Float[Tensor, "*batch all width"], Any]:
     """Return `rows` followed by `new`, and the last `keep` of them (all by default) to append to later.
 
     With gradients on, or while compiling, this is a plain concatenation.
     """
+    if isinstance(rows, PagedRows):
+        return rows.append(new, keep)
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         whole = torch.cat((rows, new), -2)
         return whole, _last(whole, keep)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
+from glassformer.attention.kernels.paged import PagedRows
 from glassformer.attention.mechanisms.wasserstein import distance_scores, points, squared_distances, with_square
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head, several
 from glassformer.attention.places import Places, places, rows_at
@@ -188,8 +189,8 @@ class _OnWeightsMixer(Mixer):
         return RefinedState(key, value, like.new_zeros(batch, *streams, self.dims.n_heads, 0, self.kept))
 
     def _refine(
-        self, q: Tensor, k: Tensor, context: Context, earlier: Tensor | None, tape: Tape | None
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, context: Context, earlier: Tensor | PagedRows | None, tape: Tape | None
+    ) -> tuple[Tensor, Any]:
         """Return the pattern of the new positions, and rows of all positions as later queries meet them."""
         where = places(context, k.shape[-2], self.dims)
         # in float32 at least: scores of scores multiply what was rounded off
