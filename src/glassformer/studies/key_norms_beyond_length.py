@@ -67,7 +67,7 @@ STUDY = Study(
     question="Do keys of one length help beyond the trained length, and is it because of angles?",
     run=run,
     grid={"normed": tuple(NORMS)},
-    scales={"smoke": Scale(2, {"steps": 5, "rows": 2}), "small": Scale(3, {"steps": 800, "rows": 256})},
+    scales={"smoke": Scale(1, {"steps": 5, "rows": 2}), "small": Scale(3, {"steps": 800, "rows": 256})},
     measures={
         "loss": Measure("Loss in the last quarter of 64 tokens", "nats"),
         "loss_beyond": Measure("Loss in the last quarter of 512 tokens", "nats"),
