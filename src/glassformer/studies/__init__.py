@@ -4,6 +4,7 @@
 STUDIES = (
     "additive_and_dot",
     "attention_on_attention",
+    "concat_scores",
     "differential_distractors",
     "differential_needles",
     "dispersion",

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Attention, Lightning, Linear, Merge
+from glassformer.attention import Attention, Lightning, Linear, Merge, MixerConfig
 from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
 from glassformer.testing import close
+from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
@@ -221,3 +222,15 @@ def test_state_in_bfloat16_is_kept_in_float32() -> None:
         x = stream(1, 3).bfloat16()
         _, state = module(x, causal_context(x), state=module.begin(1, x))
         assert all(part.dtype == torch.float32 for part in state.mixer)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
+def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig, documents: bool) -> None:
+    n = 16_384
+    attention = Layer(Attention(1, 1, 4, mixer=mixer).build(D_MODEL, 64, 0, "").float())
+    x = stream(1, n).float().requires_grad_()
+    ids = torch.arange(n)[None] // 1000 if documents else None
+    with Largest() as seen:
+        attention(x, causal_context(x, document_ids=ids)).sum().backward()
+    assert seen.numbers <= n * 64
