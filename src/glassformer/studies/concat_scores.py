@@ -54,8 +54,8 @@ def of(score: str, measure: str = "share_of_chance") -> Quantity:
 
 STUDY = Study(
     "concat-scores",
-    paper='Luong, Pham and Manning 2015, arXiv 1508.04025, section 3.1, "concat", which has the tanh; tutorials give it '
-    "without",
+    paper='Luong, Pham and Manning 2015, arXiv 1508.04025, section 3.1, "concat", which has the tanh; tutorials leave '
+    "it out",
     question="What does the tanh do in a score of query and key side by side?",
     run=run,
     grid={"score": tuple(MIXERS)},
