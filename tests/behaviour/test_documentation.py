@@ -112,7 +112,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
     targets = [link.split("#")[0] for link in LINK.findall(prose) if "://" not in link and not link.startswith("#")]
     # pages of the API reference are made when the documentation is built
-    missing = [t for t in targets if not t.startswith("api/generated/") and not (page.parent / t).exists()]
+    missing = [t for t in targets if "api/generated/" not in t and not (page.parent / t).exists()]
     assert not missing
 
 
@@ -146,8 +146,10 @@ def test_every_page_is_in_a_table_of_contents() -> None:
         for entry in body.splitlines()
         if entry and not entry.startswith((":", "*"))
     }
-    pages = {page.with_suffix("") for page in TEXTS if DOCS in page.parents and page.parent != PAGES}
-    assert pages - {DOCS / "index"} == {page for page in listed if page.parent != PAGES}
+    # errors and mechanisms are listed by a pattern
+    apart = {PAGES, DOCS / "mechanisms"}
+    pages = {page.with_suffix("") for page in TEXTS if DOCS in page.parents and page.parent not in apart}
+    assert pages - {DOCS / "index"} == {page for page in listed if page.parent not in apart}
 
 
 def test_every_package_is_in_the_api_reference() -> None:

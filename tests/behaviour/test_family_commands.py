@@ -84,7 +84,16 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         {"generate": REFUSED} | circuits_without(BANDWIDTH, OV, OFFSETS, INDUCTION, QK, SEEN, *ON_TEXT),
     ),
+    # two patterns per head, each of values of its own
+    **dict.fromkeys(
+        ("longformer", "longformer_with_a_window_by_layer"),
+        {"generate": REFUSED}
+        | circuits_without(
+            BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK, SEEN, "what heads attend to", *ON_TEXT
+        ),
+    ),
     # without logits there is only the stream to be read
+    "longformer_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
     "bert_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
 }  # fmt: skip
 

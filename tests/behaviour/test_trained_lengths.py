@@ -20,7 +20,10 @@ SAYS_ELSEWHERE = {"MPT": "max_seq_len", "Bloom": "seq_length"} | dict.fromkeys(
     ("GPT-2", "GPT-J", "CodeGen", "GPT-BigCode", "T5"), "n_positions"
 )
 # columns that are kept for positions that padding takes
-RESERVED = {"roberta": 2, "roberta_in_other_languages": 3}
+RESERVED = {
+    "roberta": 2, "roberta_in_other_languages": 3, "longformer": 2, "longformer_with_a_window_by_layer": 2,
+    "longformer_without_a_head": 2,
+}  # fmt: skip
 # scaled rotary positions: what was trained before they were stretched, or the whole where training used them
 SPECIAL = {
     "llama_linear_scaling": 64, "llama_dynamic_scaling": 5, "llama_llama3_scaling": 64, "llama_yarn_scaling": 16,

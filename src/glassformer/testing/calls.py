@@ -139,7 +139,8 @@ class _Fits:
     @property
     def written(self) -> str:
         """Sites of what self-attention writes; of what sub-layers write, in a model that has none."""
-        return "*.attn.out" if any(name.endswith(".attn.out") for name in self.model.sites("*")) else "*.out"
+        attends = any(part.attention is not None and not part.crosses for part in self.model.sub_layers())
+        return "*.attn.out" if attends else "*.out"
 
     @property
     def pairs(self) -> Contrast:

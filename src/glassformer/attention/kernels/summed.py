@@ -129,7 +129,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, block: Block) -> Tensor:
 def _weights(scores: Tensor, function: str, block: Block) -> tuple[Tensor, Tensor]:
     """Return weights before they are divided, and what divides them."""
     weight = {"identity": lambda: scores, "relu": scores.relu, "square": scores.square}[function]()
-    total = torch.linalg.vector_norm(weight, ord=1, dim=-1, keepdim=True)
+    total = weight.norm(p=1, dim=-1, keepdim=True)
     even = total == 0
     if bool(even.any()):
         alike = block.hide(torch.ones_like(weight))
