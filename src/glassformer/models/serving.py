@@ -103,10 +103,9 @@ class Serving:
         AnalysisUnavailable: A model that reads a source, or whose positions depend on how long the longest text is.
 
     Example:
-        serving = Serving(model, n_pages=64)
-        asked = [serving.submit(prompt, GREEDY, max_new_tokens=20) for prompt in prompts]
-        for request in serving.run():
-            print(serving.generation(request).texts)
+        >>> serving = Serving(model, n_pages=64)
+        >>> asked = [serving.submit(prompt, GREEDY, max_new_tokens=20) for prompt in prompts]
+        >>> texts = [serving.generation(request).texts for request in serving.run()]
     """
 
     @checked

@@ -85,6 +85,8 @@ def compare(found: Subject, fold: bool) -> int:
     """Compare scores made of weights and scales with those of a run, head by head; returns how many layers."""
     w = weights.of(found.model, fold=fold, augment=True)
     bilinear = [a for a in w if a.module.traits.bilinear_raw_scores and not hasattr(a.module.projection, "smear")]
+    # what goes by how many keys a query sees is no part of the weights
+    bilinear = [a for a in bilinear if not getattr(getattr(a.module.mixer, "temperature", None), "by_query", False)]
     read = [f"{a.path}.scores*" for a in bilinear] + ["*resid*", "*blocks.*"]
     done = run(found.model, *found.inputs, read=[*read, query_key_scales])
     if not bilinear:
