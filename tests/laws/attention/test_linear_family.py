@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Attention, Lightning, Linear, Merge, MixerConfig
+from glassformer.attention import Attention, Context, Lightning, Linear, Merge, MixerConfig, causal, documents
 from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
@@ -234,3 +234,11 @@ def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig
     with Largest() as seen:
         attention(x, causal_context(x, document_ids=ids)).sum().backward()
     assert seen.numbers <= n * 64
+
+
+@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
+def test_documents_within_documents_go_by_way_of_the_pattern(mixer: MixerConfig) -> None:
+    attention, x = layer(mixer), stream(1, 7)
+    positions = torch.arange(7)[None]
+    context = Context(causal() & documents(positions // 3) & documents(positions // 4), positions, positions)
+    close(attention(x, context), attention(x, context, tape=attention.tape("pattern")))
