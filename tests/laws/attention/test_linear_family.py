@@ -237,7 +237,7 @@ def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig
 
 
 @pytest.mark.parametrize("mixer", [Linear(), Lightning()])
-def test_documents_within_documents_go_by_way_of_the_pattern(mixer: MixerConfig) -> None:
+def test_documents_within_documents_go_by_way_of_the_pattern(mixer: Linear | Lightning) -> None:
     attention, x = layer(mixer), stream(1, 7)
     positions = torch.arange(7)[None]
     context = Context(causal() & documents(positions // 3) & documents(positions // 4), positions, positions)
