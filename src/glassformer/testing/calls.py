@@ -8,6 +8,7 @@ Arguments go by the names of parameters: `_USUAL` has them for all analyses, `_O
 
 import copy
 import dataclasses
+import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,8 +140,8 @@ class _Fits:
     @property
     def written(self) -> str:
         """Sites of what self-attention writes; of what sub-layers write, in a model that has none."""
-        attends = any(part.attention is not None and not part.crosses for part in self.model.sub_layers())
-        return "*.attn.out" if attends else "*.out"
+        written = "*.attn.out"
+        return written if fnmatch.filter(self.model.sites("*"), written) else "*.out"
 
     @property
     def pairs(self) -> Contrast:
