@@ -58,6 +58,7 @@ def test_log_probabilities_of_pairs_are_those_that_gensim_scores() -> None:
         (found,) = model.score([[str(one), str(other)]], total_sentences=1)
         pairs = torch.tensor([[other], [one]])
         ours = layer.log_prob(vectors[[one, other]][:, None], pairs).sum()
-        # they look the logarithm of each decision up in a table of steps of 12 / 1000, and its slope is 1 at most
+        # they look the logarithm of each decision up in a table of steps of 12 / 1000, whose slope is 1 at most, at a
+        # place made in whole numbers, 83 steps per unit for 83 1/3: five entries too low at most
         decisions = len(code(model, one)) + len(code(model, other))
-        assert abs(float(ours.detach()) - float(found)) < decisions * 12 / 1000
+        assert abs(float(ours.detach()) - float(found)) < decisions * 5 * 12 / 1000
