@@ -24,7 +24,7 @@ from glassformer.data import TextConfig
 from glassformer.errors import NoPattern
 from glassformer.figures.drawing import Panel, draw
 from glassformer.labelled import Labelled
-from glassformer.models import DecoderConfig, Mlp, published_block
+from glassformer.models import DecoderConfig, EncoderConfig, Mlp, published_block
 
 FOLDER = Path(__file__).resolve().parent / "images" / "mechanisms"
 FOUND = FOLDER / "patterns.json"
@@ -84,7 +84,8 @@ def trained(mixer: MixerConfig, data: Any, tokenizer: Any) -> Any:
         published_block(mixer, i, n_heads=HEADS, d_head=WIDTH // HEADS, positions=Rope(), mlp=Mlp(4 * WIDTH))
         for i in range(LAYERS)
     )
-    model = DecoderConfig(tokenizer.vocab_size, WIDTH, blocks, max_len=LENGTH).build(0)
+    kind = EncoderConfig if mixer.bidirectional else DecoderConfig
+    model = kind(tokenizer.vocab_size, WIDTH, blocks, max_len=LENGTH).build(0)
     model.tokenizer = tokenizer
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=STEPS, pct_start=0.1)

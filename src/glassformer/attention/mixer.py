@@ -23,7 +23,7 @@ from glassformer.attention.kernels.growing import append
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax
 from glassformer.config import Config
-from glassformer.errors import NoPattern
+from glassformer.errors import ConfigError, NoPattern
 from glassformer.trace import Tape, full_names, site, wants
 
 
@@ -128,6 +128,8 @@ class MixerConfig(Config, family=True):
     mixer: ClassVar[type["Mixer"] | None] = None
     # whether the state is the keys and values of earlier positions
     stores_keys: ClassVar[bool] = True
+    # whether it needs a text whole: what a position sees depends on those behind it, so that there is no state
+    bidirectional: ClassVar[bool] = False
     # whether it goes by the order of keys, without positions and across to another sequence too
     by_order: ClassVar[bool] = False
     # whether training decides how many positions the state has; `state_numbers` is the most there may be then
@@ -171,12 +173,14 @@ class MixerConfig(Config, family=True):
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         """Return how many numbers the state of one sequence holds after `length` positions."""
+        if self.bidirectional:
+            return 0
         kept = length if self.reach is None else min(length, self.reach)
         return kept * dims.n_kv_heads * (self.traits.streams * dims.d_head + self.traits.value_streams * dims.d_value)
 
     def keeps(self, length: int) -> bool:
         """Whether the state after `length` positions still holds what it was after fewer; see `Mixer.cut`."""
-        return self.stores_keys and (self.reach is None or length <= self.reach)
+        return self.stores_keys and not self.bidirectional and (self.reach is None or length <= self.reach)
 
 
 class KeyValue(NamedTuple):
@@ -253,6 +257,8 @@ class Mixer(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Float[Tensor, "batch head pos d_z"], Any]:
+        if self.config.bidirectional and (state is not None or context.form == "scan" or context.looks_back):
+            raise needs_whole_texts(f"layer {self.dims.layer}", self.config)
         if context.dropout > 0 and not self.config.stores_keys and (state is not None or context.form == "scan"):
             raise no_pattern(self)
         if state is not None:
@@ -372,6 +378,14 @@ def per_query_head(k: Tensor, q: Tensor) -> Tensor:
     if k.shape[-3] == q.shape[-3]:
         return k
     return k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+
+
+def needs_whole_texts(where: str, config: MixerConfig) -> ConfigError:
+    """Return the error for a mechanism that is asked to look back only, or to go on from a state."""
+    return ConfigError(
+        f'{where} uses "{config.kind}", which needs a text whole: it cannot be causal, and has no state.\n'
+        "    It works in an encoder (EncoderConfig), and in the encoder of an encoder-decoder."
+    )
 
 
 def no_pattern(mixer: Mixer) -> NoPattern:

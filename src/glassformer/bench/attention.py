@@ -4,7 +4,8 @@
 
 Mechanisms alone are timed, in layers of equal width n_heads x d_head: no projections, no positions. Five calls are:
 
-    forward, forward + backward      causal, over one text; and packed, over several documents in a row
+    forward, forward + backward      causal, over one text; and packed, over several documents in a row. What needs a
+                                     text whole is measured, like the baseline beside it, without the causal mask
     decode step                      one position more, on the state of a text of this length
 
 Subject and baseline take turns in one process (`paired`), every call with A/A. Masks are made once per pass and shared
@@ -39,7 +40,7 @@ from glassformer.bench.machine import processor
 from glassformer.bench.memory import SEEN, UNSEEN, peak_bytes
 from glassformer.bench.paired import LEAST_ROUNDS, Timing, compare, compare_timed, timed
 from glassformer.config import require
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models.stack import make_context, tensors
 from glassformer.numerics.placement import (
     Device,
@@ -171,11 +172,11 @@ class _Setting:
         by_wall = sentence("time by the clock, until the device is done")
         return {"time": by_cpu if self.clock == "cpu" else by_wall, "memory": SEEN.get(self.device.type, UNSEEN)}
 
-    def context(self, length: int, *, packed: bool = False, past: int = 0) -> Context:
+    def context(self, length: int, *, causal: bool = True, packed: bool = False, past: int = 0) -> Context:
         """Return the facts of a pass, with masks still to be made."""
         ids = (torch.arange(length, device=self.device) * DOCUMENTS // length).expand(self.batch, -1)
         return make_context(
-            self.batch, length, self.device, is_causal=True, past=past, document_ids=ids if packed else None
+            self.batch, length, self.device, is_causal=causal, past=past, document_ids=ids if packed else None
         )
 
     def draw(self, *shape: int) -> Tensor:
@@ -220,7 +221,7 @@ class _Mechanism:
         try:
             if not why:
                 return self._measure(call, length, table)
-        except AnalysisUnavailable as error:
+        except (AnalysisUnavailable, ConfigError) as error:
             why = str(error)
         self.stopped.add(call)
         first = next(asked for asked in table.lengths if asked >= length)
@@ -257,7 +258,8 @@ class _Mechanism:
         packed, backward = call in (PACKED, PACKED_BACKWARD), call in (BACKWARD, PACKED_BACKWARD)
         inputs = self._inputs(length)
         fused = self._fused_inputs(length)
-        wait, device, of = self.setting.wait, self.setting.device, partial(self.setting.context, length, packed=packed)
+        wait, device = self.setting.wait, self.setting.device
+        of = partial(self.setting.context, length, causal=not self.mixer.config.bidirectional, packed=packed)
         weights = list(self.mixer.parameters())
         ours, theirs = partial(self._mixed, inputs), partial(_fused, fused)
         if backward:
@@ -335,7 +337,7 @@ class _Mechanism:
 def _fused(inputs: _Inputs, context: Context) -> Tensor:
     n = inputs.q.shape[-2]
     mask = None if context.is_causal else context.allowed(n, n)
-    return F.scaled_dot_product_attention(*inputs[:3], attn_mask=mask, is_causal=mask is None)
+    return F.scaled_dot_product_attention(*inputs[:3], attn_mask=mask, is_causal=context.is_causal)
 
 
 def _with_gradients(forward: Callable[[Context], Tensor], leaves: Sequence[Tensor]) -> Callable[[Context], Any]:

@@ -66,6 +66,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
+        self.check_causal(self.layers)
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied)
         self.check_logits(self.logit_cap, self.unembed_scale)

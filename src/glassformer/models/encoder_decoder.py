@@ -77,6 +77,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
+        self.check_causal(self.decoder_layers)
         self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
         self.check_output_layer()

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention import Attention, Mixer
+from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
@@ -76,6 +77,13 @@ class ModelConfig(Config, family=True):
         require(size is None or size >= 1, f"{self.kind}: output_vocab_size must be at least 1, found {size}.")
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
+
+    def check_causal(self, layers: tuple[BlockConfig, ...]) -> None:
+        """Raise `ConfigError` for self-attention that cannot look back only, in blocks that do."""
+        for i, layer in enumerate(layers):
+            for part in layer.parts:
+                if isinstance(part, Attention) and not part.cross and part.mixer.bidirectional:
+                    raise needs_whole_texts(f"{self.kind}: layer {i}", part.mixer)
 
     def check_dropout(self, rate: float) -> None:
         """Raise `ConfigError` for a rate of dropout on embeddings that is none."""

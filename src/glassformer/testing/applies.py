@@ -39,7 +39,17 @@ from glassformer.attention import (
 )
 from glassformer.errors import AnalysisUnavailable, UnknownSite
 from glassformer.labelled import Labelled, Result
-from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Mlp, NoNorm, NormConfig, block, published_block
+from glassformer.models import (
+    BlockConfig,
+    DecoderConfig,
+    EncoderConfig,
+    LayerNorm,
+    Mlp,
+    NoNorm,
+    NormConfig,
+    block,
+    published_block,
+)
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
@@ -113,10 +123,16 @@ def _left_out(found: Any) -> Mapping[str, str]:
 
 
 def built(name: str = "", **settings: Any) -> Subject:
-    """Return a tiny decoder of two blocks, attention and an MLP in each; settings are those of `block`."""
+    """Return a tiny model of two blocks, attention and an MLP in each; settings are those of `block`.
+
+    It is a decoder, or an encoder where the mechanism needs a text whole.
+    """
     # behind post-norm blocks there is nothing left to norm
     norm = NoNorm() if settings.get("wiring") == "post" else LayerNorm()
-    return _decoder(name, *[block(**(_BLOCK | settings))] * 2, final_norm=norm)
+    blocks = [block(**(_BLOCK | settings))] * 2
+    if getattr(settings.get("mixer"), "bidirectional", False):
+        return drawn(name, EncoderConfig(11, 16, tuple(blocks), max_len=24, final_norm=norm))
+    return _decoder(name, *blocks, final_norm=norm)
 
 
 def _published(name: str, mixer: MixerConfig) -> Subject:
@@ -188,7 +204,8 @@ def models() -> dict[str, Made]:
 
 
 ABOUT: Mapping[str, str] = {
-    "mechanism": "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions",
+    "mechanism": "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions; an encoder of such "
+    "blocks where the mechanism needs a text whole",
     "attention layer": "such a decoder with softmax, its attention layers made in this way",
     "wiring": "such a decoder with softmax, its blocks wired in this way",
     "sub-layer": "such a decoder with softmax, this sub-layer behind attention",

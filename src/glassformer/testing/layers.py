@@ -120,8 +120,13 @@ class Layer:
     def tape(self, *read: str, edit: Any = (), grad: bool = False) -> Tape:
         return Tape(self, read, edit, grad=grad)
 
+    def context(self, x: Tensor, **kwargs: Any) -> Context:
+        """Return the context of self-attention over x, causal if the mechanism can be; see `make_context`."""
+        causal = not self.config.mixer.bidirectional
+        return make_context(x.shape[0], x.shape[1], x.device, is_causal=causal, **kwargs)
+
     def __call__(self, x: Tensor, context: Context | None = None, **kwargs: Any) -> Tensor:
-        return self.module(x, causal_context(x) if context is None else context, **kwargs)[0]
+        return self.module(x, self.context(x) if context is None else context, **kwargs)[0]
 
     def read(self, x: Tensor, *names: str, context: Context | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Return the values at some sites, from one pass."""

@@ -304,11 +304,13 @@ def drawn(
     return Subject(name, model, tuple(inputs))
 
 
-# the package's own mechanisms that have a pattern which multiplies values; a test may register others
+# the package's own mechanisms that have a pattern which multiplies values, in decoders; a test may register others
 PATTERNED: list[str] = sorted(
     kind
     for kind, mechanism in cast(dict[str, type[MixerConfig]], MixerConfig.registry).items()
-    if mechanism.traits.linear_in_value == "exact" and mechanism.__module__.startswith("glassformer.")
+    if mechanism.traits.linear_in_value == "exact"
+    and not mechanism.bidirectional
+    and mechanism.__module__.startswith("glassformer.")
 )
 
 # what else an attention layer may be made of, as one draws it for analyses of paths

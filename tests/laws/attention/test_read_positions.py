@@ -34,7 +34,7 @@ BY_OFFSET = [
     for kind in SCORED
     if MixerConfig.registry[kind].traits.bilinear_scores and MixerConfig.registry[kind].mixer.by_offset  # type: ignore[attr-defined]
 ]
-STORED = [kind for kind, cls in MixerConfig.registry.items() if cls.stores_keys]  # type: ignore[attr-defined]
+STORED = [kind for kind, cls in MixerConfig.registry.items() if cls.stores_keys and not cls.bidirectional]  # type: ignore[attr-defined]
 
 
 def like(layer: Layer, positions: PositionsConfig) -> Layer:

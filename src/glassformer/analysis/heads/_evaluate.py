@@ -113,7 +113,7 @@ def evaluate_heads(
         )
     known = [h for h in heads(model) if h.reading is not None]
     if not known:
-        raise no_patterns("evaluate_heads", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
+        raise no_patterns("evaluate_heads", ", ".join(sorted({h.mechanism for h in heads(model)})) or "no attention")
     text = None if text is None else text.cpu()
     settings = settings_of(model, text, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     ids = torch.cat(list(settings.values())).to(place_of(model))

@@ -181,7 +181,7 @@ def head_scores(
     """
     model = require_model(model, "head_scores")
     if not pattern_sites(model):
-        raise no_patterns("head_scores", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
+        raise no_patterns("head_scores", ", ".join(sorted({h.mechanism for h in heads(model)})) or "no attention")
     inputs = repeated_inputs(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     done = run(model, *inputs, read=pattern_sites(model))
     patterned = {h.stack for h in heads(model) if h.reading is not None and not h.crosses}
