@@ -2,17 +2,21 @@
 
 # modules that hold a `STUDY` for the engine
 STUDIES = (
+    "adaptive_span_reach",
     "additive_and_dot",
     "attention_on_attention",
     "concat_scores",
     "differential_distractors",
     "differential_needles",
     "dispersion",
+    "dual_chunk_beyond_length",
     "entropy_by_length",
+    "eviction",
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",
     "key_norms_beyond_length",
+    "length_extrapolation",
     "memorisation",
     "noam_and_cosine",
     "one_copying_head",
@@ -25,4 +29,5 @@ STUDIES = (
     "two_layers_for_induction",
     "why_projections",
     "why_softmax",
+    "window_and_first_tokens",
 )
