@@ -28,6 +28,7 @@ from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
+from long import pairs
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
 
 
@@ -209,6 +210,17 @@ def training(seconds: float) -> Rows:
         )  # fmt: skip
 
 
+def long(seconds: float) -> Rows:
+    """Windows and sparse attention over 4,096 tokens, forward and with backward, against `transformers`."""
+    for name, ours, theirs, our_weights, their_weights in pairs():
+        check_equal(ours(), theirs())
+        measured = compare(ours, theirs, rounds=20, seconds=seconds, warmup=1)
+        yield Row(f"2 layers of width 256, 1 x 4096, {name}", "forward", "transformers", measured, aim=1.0)
+        both = [partial(gradients, ours, our_weights), partial(gradients, theirs, their_weights)]
+        measured = compare(*both, rounds=20, seconds=seconds, warmup=1)
+        yield Row(f"2 layers of width 256, 1 x 4096, {name}", "forward + backward", "transformers", measured, aim=1.0)
+
+
 def outputs(seconds: float) -> Rows:
     """A training step of the output layer alone, targets by Zipf's law: factored ones against the full softmax."""
     width, positions = 256, 1024
@@ -312,6 +324,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         absorbing,
         forward,
         training,
+        long,
         outputs,
         generation,
         serving,
@@ -347,6 +360,12 @@ def read_sites(model: Decoder, ids: torch.Tensor, globs: tuple[str, ...]) -> tor
 
 def logits_of(twin: Any, ids: torch.Tensor) -> torch.Tensor:
     return twin(ids, use_cache=False).logits
+
+
+def gradients(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) -> object:
+    """Return the gradients of a pass in the weights that it reads."""
+    with torch.enable_grad():
+        return torch.autograd.grad(forward().sum(), weights, allow_unused=True)
 
 
 def our_step(model: Decoder, ids: torch.Tensor) -> Callable[[], float]:

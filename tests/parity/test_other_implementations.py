@@ -1,6 +1,6 @@
-"""Ours against what others wrote, x-transformers and Keras, with copied weights: outputs and gradients.
+"""Ours against what others wrote, x-transformers, Keras and linformer, with copied weights: outputs and gradients.
 
-Both make softmax weights in float32 whatever the inputs are, which is what the tolerance allows for.
+The first two make softmax weights in float32 whatever the inputs are, which is what the tolerance allows for.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.attention import Additive, Attention, Concat, QueryKeyNorm, Separate, Softmax
+from glassformer.attention import Additive, Attention, Concat, Linformer, QueryKeyNorm, Separate, Softmax
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import Layer, causal_context, randomise, stream
@@ -57,6 +57,27 @@ def compare(found: Tensor, expected: Tensor, *inputs: Tensor) -> None:
     both = (torch.autograd.grad((z * weights).sum(), inputs) for z in (found, expected))
     for one, other in zip(*both, strict=True):
         close(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("length", [5, 8])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_linformer_equals_that_of_its_package(kv_heads: int, shared: bool, length: int) -> None:
+    library = pytest.importorskip("linformer.linformer")
+    told = {"k": 3, "heads": HEADS, "dim_head": D_HEAD, "one_kv_head": kv_heads == 1, "share_kv": shared}
+    theirs = randomise(library.LinformerSelfAttention(WIDTH, 8, **told).double())
+    mixer = Linformer(3, "key_value" if shared else "headwise")
+    ours = Layer(Attention(HEADS, kv_heads, D_HEAD, mixer=mixer).build(WIDTH, 8, 0, "").double())
+    # they share the matrix of keys and values with their maps
+    maps = [theirs.proj_k] if shared else [theirs.proj_k, theirs.proj_v]
+    with torch.no_grad():
+        rows = [theirs.to_q.weight, theirs.to_k.weight, (theirs.to_k if shared else theirs.to_v).weight]
+        ours.module.projection.qkv.load_state_dict({"weight": torch.cat(rows)})
+        ours.module.merge.output.weight.copy_(theirs.to_out.weight)
+        ours.mixer.maps.columns.copy_(torch.stack(maps)[:, None])
+        theirs.to_out.bias.zero_()
+    x = stream(2, length, d_model=WIDTH).requires_grad_()
+    compare(ours(x), theirs(x), x)
 
 
 @pytest.fixture

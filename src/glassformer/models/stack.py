@@ -1,6 +1,6 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from glassformer.attention import (
     Context,
     Mask,
-    RelativeBiasPositions,
     SubLayerModule,
     causal,
     documents,
     padding,
 )
+from glassformer.attention.shared import share_parameters
 from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.evaluation import drops
 from glassformer.models.norms import NormConfig
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         self.name, self.prefix = path, f"{path}." if path else ""
         blocks = [Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)]
         self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))
-        _share_tables(self.modules())
+        share_parameters(self.modules())
         self.final = final_norm.build(d_model, f"{self.prefix}final", None)
 
     def forward(
@@ -146,16 +146,6 @@ class Stack(nn.Module):
         for block in self.blocks:
             yield from block.sites()
         yield from self.final.sites()
-
-
-def _share_tables(modules: Iterable[nn.Module]) -> None:
-    """Let layers with one config of a shared position bias use the first one's table."""
-    owners: dict[tuple[str, int], RelativeBiasPositions] = {}
-    for positions in modules:
-        if isinstance(positions, RelativeBiasPositions) and positions.config.shared:
-            owner = owners.setdefault((positions.key, positions.n_heads), positions)
-            if owner is not positions:
-                positions.share(owner)
 
 
 def make_context(

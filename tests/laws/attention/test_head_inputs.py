@@ -25,7 +25,7 @@ from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, RmsNorm, block
 from glassformer.testing import close
-from glassformer.testing.layers import QUERY_KEY_NORMS, causal_context, randomise
+from glassformer.testing.layers import QUERY_KEY_NORMS, Layer, randomise
 from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Add, Apply, At, Scale, Set, Tape
 
@@ -279,10 +279,10 @@ def test_circuits_know_what_a_mechanism_reads_besides(opened: Compared) -> None:
 
 @pytest.mark.parametrize("kind", sorted(MixerConfig.registry))
 def test_a_mechanism_that_does_not_say_so_reads_no_input(kind: str) -> None:
-    layer = randomise(Attention(2, mixer=MixerConfig.registry[kind]()).build(12, 32, 0, "").double().eval())  # type: ignore[call-arg]
+    layer = Layer(randomise(Attention(2, mixer=MixerConfig.registry[kind]()).build(12, 32, 0, "").double().eval()))  # type: ignore[call-arg]
     x = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    q, k, v = layer.projection.heads(x, x, x)
+    q, k, v = layer.module.projection.heads(x, x, x)
     read, poisoned = (
-        layer.mixer(q, k, v, given, causal_context(x), None, None)[0] for given in (x, torch.full_like(x, torch.nan))
+        layer.mixer(q, k, v, given, layer.context(x), None, None)[0] for given in (x, torch.full_like(x, torch.nan))
     )
     assert torch.equal(read, poisoned) != layer.mixer.traits.reads_input

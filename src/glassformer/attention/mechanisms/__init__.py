@@ -10,6 +10,7 @@ from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.last_key import LastKey
 from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.linformer import Linformer
 from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
@@ -21,6 +22,6 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "Concat", "ConcatLinear", "Differential", "General", "LastKey", "Lightning",
-    "Linear", "Longformer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised",
-    "Synthesizer", "Wasserstein", "lambda_init_at",
+    "Linear", "Linformer", "Longformer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming",
+    "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

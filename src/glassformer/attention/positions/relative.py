@@ -9,6 +9,7 @@ Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning" (T5), se
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.positions.positions import Positions, PositionsConfig
+from glassformer.attention.shared import Shared
 from glassformer.config import require
 
 
@@ -71,7 +73,7 @@ class RelativeBias(PositionsConfig, kind="relative_bias"):
         return (*range(1, single), *(single + int(n) for n in wide))
 
 
-class RelativeBiasPositions(Positions):
+class RelativeBiasPositions(Shared, Positions):
     has_bias = True
     bias_by_offset = True
 
@@ -80,18 +82,19 @@ class RelativeBiasPositions(Positions):
         self.n_heads = n_heads
         self.starts = config.starts()
         self.table: nn.Parameter | None = nn.Parameter(torch.zeros(config.buckets, n_heads))
-        # a plain attribute: registering the other module here would store its table twice
-        self.__dict__["owner"] = None
 
-    def share(self, owner: "RelativeBiasPositions") -> None:
-        """Use another layer's table in place of one's own."""
+    @property
+    def shared_as(self) -> Hashable | None:
+        return (self.key, self.n_heads) if self.config.shared else None
+
+    def share(self, owner: Any) -> None:
         self.table = None
-        self.__dict__["owner"] = owner
+        super().share(owner)
 
     @property
     def weight(self) -> Float[Tensor, "bucket head"]:
         """The table, wherever it is stored."""
-        return self.table if self.table is not None else self.__dict__["owner"].weight
+        return self.table if self.table is not None else self.owner.weight
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         key = f"buckets {self.key}"
