@@ -178,6 +178,8 @@ def layers(
     assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
     assume(mixer.stores_keys or not getattr(place, "at_read", False))
     assume((mixer.crosses and place.crosses) or not cross)
+    # dual chunks are of causal texts
+    assume(not (mixer.bidirectional and isinstance(place, DualChunk)))
     drawn = projections(layout, streams=mixer.traits.streams, mixing=not cross) if projected is None else projected
     projection = draw(drawn)
     config = Attention(
