@@ -6,11 +6,13 @@ The first two make softmax weights in float32 whatever the inputs are, which is 
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from glassformer.attention import Additive, Attention, Concat, Linformer, QueryKeyNorm, Separate, Softmax
+from glassformer.attention.kernels.random_blocks import PUBLISHED, authors
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import Layer, causal_context, randomise, stream
@@ -78,6 +80,22 @@ def test_linformer_equals_that_of_its_package(kv_heads: int, shared: bool, lengt
         theirs.to_out.bias.zero_()
     x = stream(2, length, d_model=WIDTH).requires_grad_()
     compare(ours(x), theirs(x), x)
+
+
+@pytest.mark.parametrize("n", [832, 1024, 1536, 2048, 3072, 4096])
+@pytest.mark.parametrize("layer", [0, 3])
+def test_the_table_of_random_blocks_is_that_of_transformers(n: int, layer: int) -> None:
+    library = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
+    config = library.BigBirdConfig(num_attention_heads=3, hidden_size=12)
+    theirs, block, n_random = library.BigBirdBlockSparseAttention(config, seed=layer).train(), 64, 3
+    np.random.seed(layer)
+    if n in PUBLISHED:
+        made = [theirs._bigbird_block_rand_mask(4096, 4096, block, block, n_random, last_idx=1024) for _ in range(3)]
+        made = [table[: n // block - 2] for table in made]
+    else:
+        plan = theirs._get_rand_attn_plan(n, block, n_random)
+        made = theirs._bigbird_block_rand_mask_with_head(n, n, block, block, 3, *plan)
+    assert authors(n // block, 3, n_random, layer, block, 4096)[:, 1:-1].tolist() == np.stack(made).tolist()
 
 
 @pytest.fixture

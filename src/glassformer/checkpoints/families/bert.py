@@ -101,7 +101,8 @@ def layers(root: str, config: Any) -> dict[str, Any]:
     }
 
 
-def _bert_table(fields: Fields, config: Any) -> Table:
+def predicting(fields: Fields, config: Any) -> Table:
+    """Return the rows of an encoder and its masked-language head, as BERT names them."""
     return layers("bert", config) | {
         "unembed.readout.input": "cls.predictions.transform.dense",
         "unembed.readout.norm": "cls.predictions.transform.LayerNorm",
@@ -144,7 +145,7 @@ BERT = Family(
     "BERT",
     ("bert",),
     _config,
-    _bert_table,
+    predicting,
     prefixes=("bert.",),
     endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     # an untied head has a bias of its own, and leaves the shared one unread
