@@ -37,7 +37,7 @@ from glassformer.bench.costs import (
     Table,
 )  # fmt: skip
 from glassformer.bench.machine import processor
-from glassformer.bench.memory import SEEN, UNSEEN, peak_bytes
+from glassformer.bench.memory import KEPT, SEEN, UNSEEN, keep_freed_memory, peak_bytes
 from glassformer.bench.paired import LEAST_ROUNDS, Timing, compare, compare_timed, timed
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable, ConfigError
@@ -75,6 +75,7 @@ def attention_costs(
     threads: Count = 1,
     seconds: Amount = 5.0,
     seed: int = 0,
+    keep_freed: bool = False,
     report: Report | None = None,
 ) -> AttentionCosts:
     """Measure what attention mechanisms cost by length, beside PyTorch's fused softmax attention.
@@ -91,6 +92,8 @@ def attention_costs(
         seconds: Longest time per comparison. What would take longer with the fewest rounds there are is left out, as is
             what would take more than half of the memory that is free.
         seed: Of what is drawn: queries, keys, values, and weights of mechanisms.
+        keep_freed: Let the process keep the memory it frees to its end, where its allocator can: time then is that of
+            kernels, and not of the system that hands out pages anew for whatever is larger than 32 MiB.
         report: Told how much is done, of how much, and what is measured now.
 
     Raises:
@@ -107,7 +110,8 @@ def attention_costs(
     where, kind = device_of(device), number_type(dtype)
     assert where is not None and kind is not None, "neither was None"
     lengths = sorted(set(lengths))
-    setting = _Setting(n_heads, d_head, batch, where, kind, seconds, seed)
+    kept = keep_freed and not is_accelerator(where) and keep_freed_memory()
+    setting = _Setting(n_heads, d_head, batch, where, kind, seconds, seed, kept)
     table = Table(names, lengths, setting.clock)
     done, total = 0, sum(lengths) * len(CALLS) * len(configs)
     with _threads(threads):
@@ -156,6 +160,7 @@ class _Setting:
     dtype: torch.dtype
     seconds: float
     seed: int
+    kept: bool
 
     @property
     def clock(self) -> str:
@@ -170,7 +175,8 @@ class _Setting:
         """Return how time and memory are measured, in words."""
         by_cpu = sentence("CPU time of all threads of the process: what it takes of a machine that others use too")
         by_wall = sentence("time by the clock, until the device is done")
-        return {"time": by_cpu if self.clock == "cpu" else by_wall, "memory": SEEN.get(self.device.type, UNSEEN)}
+        found = {"time": by_cpu if self.clock == "cpu" else by_wall, "memory": SEEN.get(self.device.type, UNSEEN)}
+        return found | ({"allocator": KEPT} if self.kept else {})
 
     def context(self, length: int, *, causal: bool = True, packed: bool = False, past: int = 0) -> Context:
         """Return the facts of a pass, with masks still to be made."""

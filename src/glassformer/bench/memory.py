@@ -5,7 +5,9 @@ not seen is what other libraries take by themselves (oneDNN, MKL), and stacks. O
 allocator; not seen is what libraries take beside it.
 """
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,20 @@ SEEN = {
 UNSEEN = sentence("not measured: PyTorch does not say what is taken at most on this device")
 # what is allocated or released, in the profiler's record
 _EVENT = "[memory]"
+
+
+KEPT = sentence(
+    "what is freed stays with the process (glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD): by default blocks of over "
+    "32 MiB go back to the system, which hands out pages anew at every call, and long texts cost that besides"
+)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+
+
+def keep_freed_memory() -> bool:
+    """Let the process keep the memory it frees, from here on to its end; return whether its allocator does."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    most = 2**31 - 1
+    return mallopt is not None and all(mallopt(name, most) for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:

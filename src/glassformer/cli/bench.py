@@ -67,7 +67,7 @@ def bench(
     with progress("measuring") as report:
         found = attention_costs(
             mechanisms, lengths=lengths, n_heads=heads, d_head=d_head, batch=batch, device=computing.device,
-            dtype=dtype, threads=threads, seconds=seconds, seed=seed, report=report,
+            dtype=dtype, threads=threads, seconds=seconds, seed=seed, keep_freed=True, report=report,
         )  # fmt: skip
     asked = {
         "mechanisms": list(mechanisms), "lengths": list(lengths), "heads": heads, "d_head": d_head, "batch": batch,

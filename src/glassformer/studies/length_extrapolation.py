@@ -54,9 +54,9 @@ REMEDIES = {
     "adaptive temperature": Remedy(Softmax(temperature=AdaptiveTemperature())),
     "dual chunk": Remedy(positions=DualChunk(TRAINED * 3 // 4, TRAINED)),
     "ALiBi": Remedy(positions=Alibi(), trained=None),
-    "interpolation": Remedy(positions=Rope(scaling=LinearScaling(FACTOR))),
+    "interpolation": Remedy(positions=Rope(scaling=LinearScaling(float(FACTOR)))),
     "growing base": Remedy(positions=Rope(scaling=DynamicScaling(1.0, TRAINED))),
-    "YaRN": Remedy(positions=Rope(scaling=YarnScaling(FACTOR, TRAINED))),
+    "YaRN": Remedy(positions=Rope(scaling=YarnScaling(float(FACTOR), TRAINED))),
 }
 LENGTHS = tuple(TRAINED << i for i in range(FACTOR.bit_length()))
 
