@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.attention import Additive, Attention, Concat, Linformer, QueryKeyNorm, Separate, Softmax
+from glassformer.attention import Additive, Attention, Concat, Linformer, Lsh, QueryKeyNorm, Separate, Softmax, Tied
 from glassformer.attention.kernels.random_blocks import PUBLISHED, authors
 from glassformer.models.stack import make_context
 from glassformer.testing import close
@@ -96,6 +96,49 @@ def test_the_table_of_random_blocks_is_that_of_transformers(n: int, layer: int) 
         plan = theirs._get_rand_attn_plan(n, block, n_random)
         made = theirs._bigbird_block_rand_mask_with_head(n, n, block, block, 3, *plan)
     assert authors(n // block, 3, n_random, layer, block, 4096)[:, 1:-1].tolist() == np.stack(made).tolist()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n_buckets", [4, (2, 4)])
+@pytest.mark.parametrize("n", [5, 20])
+def test_lsh_attention_equals_that_of_transformers(n: int, n_buckets: int | tuple[int, int], causal: bool) -> None:
+    library = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    told = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "attention_head_size": D_HEAD, "hash_seed": 3}
+    told |= {"num_buckets": n_buckets if isinstance(n_buckets, int) else list(n_buckets), "num_hashes": 3}
+    config = library.ReformerConfig(**told, lsh_attn_chunk_length=5, is_decoder=causal, attn_layers=["lsh"])
+    theirs = randomise(library.LSHSelfAttention(config).double().eval())
+    mixer = Lsh(n_buckets, 5, 3, "library", seed=3)
+    attention = Attention(HEADS, d_head=D_HEAD, mixer=mixer, projection=Tied(key="query"))
+    ours = Layer(attention.build(WIDTH, 32, 0, "").double())
+    with torch.no_grad():
+        ours.module.projection.qkv.query.weight.copy_(theirs.query_key.weight)
+        ours.module.projection.qkv.value.weight.copy_(theirs.value.weight)
+        ours.module.merge.output.weight.copy_(torch.eye(WIDTH, HEADS * D_HEAD))
+    x = stream(2, n, d_model=WIDTH).requires_grad_()
+    context = make_context(2, n, x.device, is_causal=causal)
+    compare(ours(x, context), theirs(x).hidden_states[..., :WIDTH], x)
+
+
+@pytest.mark.parametrize("n_rounds", [1, 4])
+def test_lsh_attention_equals_the_paper_form_of_reformer_pytorch(
+    n_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two buckets every chunk meets all earlier members of its own, there too."""
+    library = pytest.importorskip("reformer_pytorch.reformer_pytorch")
+    theirs = library.LSHAttention(
+        bucket_size=8, n_hashes=n_rounds, causal=True, dropout=0.0, allow_duplicate_attention=False,
+        attend_across_buckets=False,
+    )  # fmt: skip
+    q, v = (stream(2, 16, seed, D_HEAD).requires_grad_() for seed in (0, 1))
+    torch.manual_seed(0)
+    expected = theirs(q, v)[0]
+    torch.manual_seed(0)
+    rotations = torch.randn(1, D_HEAD, n_rounds, 1, dtype=q.dtype)
+    ours: Any = Attention(1, mixer=Lsh(2, 16, n_rounds)).build(D_HEAD, 16, 0, "").double().mixer
+    monkeypatch.setattr(ours, "rotations", lambda like: rotations)
+    scaled = q[:, None] * D_HEAD**-0.5
+    found = ours(scaled, scaled, v[:, None], q, make_context(2, 16, q.device, is_causal=True), None, None)[0]
+    compare(found[:, 0], expected, q, v)
 
 
 @pytest.fixture

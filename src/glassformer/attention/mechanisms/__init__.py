@@ -13,6 +13,7 @@ from glassformer.attention.mechanisms.lightning import Lightning
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.linformer import Linformer
 from glassformer.attention.mechanisms.longformer import Longformer
+from glassformer.attention.mechanisms.lsh import Lsh
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
@@ -23,6 +24,6 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Concat", "ConcatLinear", "Differential", "General", "LastKey",
-    "Lightning", "Linear", "Linformer", "Longformer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming",
-    "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "Lightning", "Linear", "Linformer", "Longformer", "Lsh", "Refined", "RefinedWasserstein", "Softmax", "Sparse",
+    "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

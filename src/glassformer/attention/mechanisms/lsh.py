@@ -1,0 +1,338 @@
+"""Reformer's attention: queries meet the keys that a random hash puts into their bucket, in several rounds.
+
+    k = q / |q|                                        queries and keys are one (`Tied(key="query")`)
+    h_r(x) = argmax([x R_r; -x R_r])                   R_r random, one per round; half as many columns as buckets
+    z_t = sum_s softmax_s(q_t . k_s) v_s               over s that share a bucket with t in a round, and lie near there
+
+Near are keys of one's own chunk of the bucket, or of the chunk before: the members of a bucket are cut into chunks of
+`chunk` in the order of the text. What is met in several rounds counts once. A token meets itself only if it meets
+nothing else. The hash has no gradient.
+
+`library` is the form of transformers and reformer-pytorch: all rounds are sorted end to end, by bucket and place,
+and cut into chunks; a query meets all keys of its chunk and of the one before it, of whatever bucket, the first chunk of
+a round those of the last chunk of the round before. What is met in several rounds counts as often. A text of up to
+`chunk` tokens is not hashed. There, and in the paper, what a token meets depends on how many tokens each bucket has in
+all: on the hash of later ones. That form goes on from no state, and its texts have to stand alone in unpadded rows.
+
+Random are the rotations alone: a function of seed and layer, of head and round, the same in training and evaluation.
+
+Pattern: exact given the hash, non-negative, rows sum to one.
+State: keys and values of all positions, `paper` alone. A step hashes the keys anew.
+Cost: O(pos n_rounds chunk + pos log pos) time and memory where queries are keys, besides products with the rotations;
+any others take the pattern, as do positions that add to scores.
+Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", section 2. Differs from it in that chunks are those
+of a bucket and not of the sorted text, which no later token can change, and in which no key of another bucket takes
+room; as in transformers scores are not divided by sqrt(d).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from glassformer.attention.context import Context, Documents, Padding
+from glassformer.attention.kernels.union import Pairs, alike, union_softmax
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.packed import by_document, documents_of
+from glassformer.attention.scores import masked_softmax, placed, products
+from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
+from glassformer.trace import Tape, site
+
+ITSELF = -1e5  # added to a token's score with itself, which so counts where there is no other
+SMALLEST = 1e-6  # added to the mean square of a key in the form of the library
+
+
+@dataclass(frozen=True)
+class Lsh(MixerConfig, kind="lsh"):
+    """Attention to keys of the same bucket of a random hash.
+
+    Args:
+        n_buckets: Buckets of a round, an even number. Several are multiplied: a hash for each, in the form `library`.
+        chunk: How many members of a bucket stand together.
+        n_rounds: How often texts are hashed.
+        form: `paper` or `library`, see the module.
+        seed: Of the rotations.
+    """
+
+    n_buckets: int | tuple[int, ...] = 64
+    chunk: int = 64
+    n_rounds: int = 4
+    form: Literal["paper", "library"] = "paper"
+    seed: int = 0
+
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
+    variants = ({"n_buckets": 2, "chunk": 2, "n_rounds": 2}, {"n_buckets": 4, "chunk": 1, "n_rounds": 3})
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.factors) > 0 and all(n >= 2 and n % 2 == 0 for n in self.factors),
+            f"lsh: n_buckets must be an even number of 2 at least, found {self.n_buckets}.",
+        )
+        require(
+            len(self.factors) == 1 or self.form == "library",
+            f'lsh: several factors of n_buckets belong to form="library", found {self.n_buckets}.',
+        )
+        require(self.chunk >= 1, f"lsh: chunk must be at least 1, found {self.chunk}.")
+        require(self.n_rounds >= 1, f"lsh: n_rounds must be at least 1, found {self.n_rounds}.")
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        return self.n_buckets if isinstance(self.n_buckets, tuple) else (self.n_buckets,)
+
+    @property
+    def crosses(self) -> bool:
+        return False
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Products with the rotations, and both products over all pairs that are handed to kernels."""
+        hashed = dims.n_heads * n_keys * self.n_rounds * sum(self.factors) * dims.d_head
+        pairs = n_queries * n_keys
+        if n_queries == n_keys:
+            rows = n_keys if self.form == "library" else (n_keys // self.chunk + self.factors[0]) * self.chunk
+            pairs = self.n_rounds * rows * 2 * self.chunk
+        return hashed + 2 * dims.n_heads * pairs * (dims.d_head + dims.d_value)
+
+
+class Hashed(NamedTuple):
+    """Where tokens fall in every round, keys and queries alike."""
+
+    bucket: Int[Tensor, "batch head round key"]
+    # bucket and chunk in one number: a query meets keys of its own and of the one below
+    code: Int[Tensor, "batch head round key"]
+
+
+class LshMixer(Mixer, config=Lsh):
+    config: Lsh
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def rotations(self, like: Tensor) -> Float[Tensor, "head d_head round half"]:
+        """Return the rotations of every head and round; those of all factors side by side."""
+        config, dims = self.config, self.dims
+        # theirs are the same for all layers, and drawn in the type that they are used in
+        seed = config.seed if config.form == "library" else config.seed * 1009 + dims.layer
+        generator, half = torch.Generator().manual_seed(seed), sum(config.factors) // 2
+        drawn = torch.randn(dims.n_heads, dims.d_head, config.n_rounds, half, generator=generator, dtype=like.dtype)
+        return drawn.to(like.device)
+
+    def buckets(self, x: Float[Tensor, "batch head pos d_head"]) -> Int[Tensor, "batch head round pos"]:
+        """Return the bucket of every query or key in each round."""
+        # no rounding of a type decides on a bucket, but of theirs
+        x = x.detach() if self.config.form == "library" else x.detach().double()
+        turned = torch.einsum("bhnd,hdrf->bhrnf", x, self.rotations(x))
+        found, places, first = torch.zeros(turned.shape[:-1], dtype=torch.long, device=x.device), 1, 0
+        for factor in self.config.factors:
+            part = turned[..., first : first + factor // 2]
+            found = found + places * torch.cat((part, -part), -1).argmax(-1)
+            places, first = places * factor, first + factor // 2
+        return found
+
+    def normed(self, k: Tensor) -> Tensor:
+        """Return keys of length one."""
+        if self.config.form == "library":
+            return k * (k.square().mean(-1, keepdim=True) + SMALLEST).rsqrt() * self.dims.d_head**-0.5
+        return k / k.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(k.dtype).tiny)
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        n, m = q.shape[-2], k.shape[-2]
+        scores = placed(products(q, self.normed(k), context), context)
+        counts = self._counts_of_library(k, context) if self.config.form == "library" else self._counts(q, k, context)
+        own = torch.arange(m - n, m, device=q.device)[:, None] == torch.arange(m, device=q.device)
+        # of queries that are no keys, one may fall elsewhere than its key
+        added = torch.where(own, ITSELF, counts.log())
+        return masked_softmax(site(tape, self.at.scores, scores + added.to(scores.dtype)))
+
+    def _counts(self, q: Tensor, k: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
+        """Return 1 for pairs that meet in a round, 0 for others."""
+        n, m = q.shape[-2], k.shape[-2]
+        keys, queries = self.buckets(k), self.buckets(q)
+        where = torch.arange(m, device=k.device)
+        together = self._together(context, m, k.device)
+        before = together & (where < where[m - n :, None])
+        all_before = together if n == m else self._together(context, m, k.device, whole=True)
+        all_before = all_before & (where < where[:, None])
+        of_keys = ((keys[..., :, None] == keys[..., None, :]) & all_before).sum(-1) // self.config.chunk
+        same = queries[..., :, None] == keys[..., None, :]
+        of_queries = (same & before).sum(-1) // self.config.chunk
+        apart = of_queries[..., :, None] - of_keys[..., None, :]
+        return (same & ((apart == 0) | (apart == 1)) & together).any(2).to(q.dtype)
+
+    def _together(
+        self, context: Context, n_keys: int, device: torch.device, *, whole: bool = False
+    ) -> Bool[Tensor, "b 1 1 query key"]:
+        """Return which keys a query may meet: real ones of its text; of the last queries, or of all."""
+        n = n_keys if whole else context.positions.shape[-1]
+        found = torch.ones(1, n, n_keys, dtype=torch.bool, device=device)
+        if (real := context.real_keys(n_keys, "lsh")) is not None:
+            # what is padding meets nothing, either
+            found = found & real[:, None] & real[:, n_keys - n :, None]
+        if (documents := context.documents) is not None:
+            number = documents.number[:, -n_keys:]
+            found = found & (number[:, n_keys - n :, None] == number[:, None])
+        return found[:, None, None]
+
+    def _counts_of_library(self, k: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
+        """Return how often each pair meets in all rounds, laid end to end."""
+        n = self._alone(context, k)
+        if n <= self.config.chunk:
+            return k.new_ones(1, 1, n, n)
+        place = self._sorted(k)[1] // self.config.chunk
+        chunks = self.config.n_rounds * n // self.config.chunk
+        counts = k.new_zeros(len(k), self.dims.n_heads, n, n)
+        for of_query in range(self.config.n_rounds):
+            for of_key in range(self.config.n_rounds):
+                apart = (place[:, :, of_query, :, None] - place[:, :, of_key, None]) % chunks
+                counts = counts + ((apart == 0) | (apart == 1)).to(counts.dtype)
+        return counts
+
+    def _alone(self, context: Context, k: Tensor) -> int:
+        """Return the length of a text that is read in the form of the library, or raise that it cannot be."""
+        n, chunk = k.shape[-2], self.config.chunk
+        whole = n == context.positions.shape[-1] and n == context.key_positions.shape[-1]
+        if not whole or any(isinstance(term, (Padding, Documents)) for term in context.mask.terms):
+            raise AnalysisUnavailable(
+                f'layer {self.dims.layer} uses "lsh" in the form of the library, where what a token meets depends on '
+                "all others of its row: rows may not be padded, packed or continued.\n"
+                '    form="paper" has no such limit.'
+            )
+        if n > chunk and n % chunk:
+            raise AnalysisUnavailable(
+                f'layer {self.dims.layer} uses "lsh" in the form of the library, which cuts texts into chunks of '
+                f'{chunk}; found {n} tokens.\n    Fill the text up to a multiple of {chunk}, or use form="paper".'
+            )
+        return n
+
+    def _sorted(self, k: Tensor) -> tuple[Int[Tensor, "batch head slot"], Int[Tensor, "batch head round key"]]:
+        """Return which token stands in each slot of all rounds laid end to end, and where each token stands."""
+        bucket = self.buckets(k)
+        rounds = torch.arange(self.config.n_rounds, device=k.device)[:, None]
+        order = (bucket + rounds * (bucket.max() + 1)).flatten(2).argsort(dim=-1, stable=True)
+        return order, order.argsort(dim=-1).view_as(bucket)
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        n = q.shape[-2]
+        if context.biased or n != k.shape[-2] or torch.compiler.is_compiling() or not torch.equal(q, k):
+            return self.dense(q, per_query_head(k, q), v, x, context, tape)
+        if self.config.form == "library":
+            return (
+                self._library(q, v, context)
+                if self._alone(context, k) > self.config.chunk
+                else self.dense(q, k, v, x, context, tape)
+            )
+        if (runs := documents_of(context, n, n, len(q))) is not None:
+            return by_document(self._in_buckets, context, runs, q, v)
+        return self._in_buckets(context, q, v)
+
+    def _in_buckets(self, context: Context, q: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        width, given = v.shape[-1], v.dtype
+        hashed, slots = self._slots(q, context)
+        q, k, v = alike(q, self.normed(q), v)
+        real = context.real_keys(q.shape[-2], "lsh")
+        sets = [self._round(i, hashed, slots[:, :, i], k, v, context, real) for i in range(self.config.n_rounds)]
+        return union_softmax(q, sets, self.scale)[..., :width].to(given)
+
+    def _slots(self, k: Tensor, context: Context) -> tuple[Hashed, Int[Tensor, "batch head round key"]]:
+        """Return buckets and codes, and the slot of each token in a round: chunks of one bucket after another."""
+        chunk, n = self.config.chunk, k.shape[-2]
+        bucket, n_buckets = self.buckets(k), self.config.factors[0]
+        if (real := context.real_keys(n, "lsh")) is not None:
+            # padding has a bucket of its own
+            bucket = torch.where(real[:, None, None], bucket, n_buckets)
+            n_buckets += 1
+        order = bucket.argsort(dim=-1, stable=True)
+        members = torch.nn.functional.one_hot(bucket, n_buckets).sum(-2)
+        begins = members.cumsum(-1) - members
+        rank = torch.empty_like(bucket).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
+        rank = rank - begins.gather(-1, bucket)
+        chunks = (members + chunk - 1) // chunk
+        slot = (chunks.cumsum(-1) - chunks).gather(-1, bucket) * chunk + rank
+        return Hashed(bucket, bucket * (n // chunk + 2) + rank // chunk), slot
+
+    def _round(
+        self, index: int, hashed: Hashed, slot: Tensor, k: Tensor, v: Tensor, context: Context, real: Tensor | None
+    ) -> Pairs:
+        """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do."""
+        config, (batch, heads, n) = self.config, k.shape[:3]
+        n_chunks = n // config.chunk + config.factors[0] + (real is not None)
+        size = n_chunks * config.chunk
+        token = torch.full((batch, heads, size + 1), n, device=k.device)
+        token = token.scatter_(-1, slot, torch.arange(n, device=k.device).expand_as(slot))[..., :size]
+
+        def grouped(rows: Tensor) -> Tensor:
+            taken = torch.cat((rows, rows.new_zeros(batch, heads, 1, rows.shape[-1])), -2)
+            taken = taken.gather(-2, token[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            return taken.view(-1, 1, config.chunk, rows.shape[-1])
+
+        def restored(rows: Tensor) -> Tensor:
+            rows = rows.reshape(batch, heads, size, -1)
+            return rows.gather(-2, slot[..., None].expand(-1, -1, -1, rows.shape[-1]))
+
+        def beside(rows: Tensor) -> Tensor:
+            """Return what each chunk meets: the one before it, and itself."""
+            rows = rows.view(batch, heads, n_chunks, config.chunk, *rows.shape[3:])
+            before = torch.cat((torch.zeros_like(rows[:, :, :1]), rows[:, :, :-1]), 2)
+            return torch.cat((before, rows), 3)
+
+        own = token.view(batch, heads, n_chunks, config.chunk)
+        other = beside(token + 1) - 1
+        of_query, of_key = own.clamp_max(n - 1), other.clamp(0, n - 1)
+        codes = torch.cat((hashed.code, hashed.code.new_full((batch, heads, config.n_rounds, 1), -9)), -1)
+
+        def coded(at: Tensor, i: int) -> Tensor:
+            return codes[:, :, i].gather(-1, at.flatten(2)).view(at.shape)
+
+        met, allowed = None, torch.zeros((), dtype=torch.bool)
+        for i in range(config.n_rounds):
+            apart = coded(of_query, i)[..., :, None] - coded(of_key, i)[..., None, :]
+            near = (apart == 0) | (apart == 1)
+            met = near.to(k.dtype) if met is None else met + near
+            allowed = near if i == index else allowed
+        rows = torch.arange(context.mask.batch, device=k.device)[:, None, None, None, None]
+        hidden = ~context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
+        existing = ((own < n)[..., :, None]) & ((other >= 0) & (other < n))[..., None, :]
+        allowed = (allowed & existing & ~hidden).flatten(0, 2)[:, None]
+        assert met is not None, "there is a round"
+        bias = torch.where(of_query[..., :, None] == of_key[..., None, :], ITSELF, 0.0) - met.clamp_min(1).log()
+        key, value = (beside(grouped(rows).view(batch, heads, size, -1)).flatten(0, 2)[:, None] for rows in (k, v))
+        return Pairs(grouped, restored, key, value, allowed, bias.to(k.dtype).flatten(0, 2)[:, None])
+
+    def _library(self, q: Tensor, v: Tensor, context: Context) -> Float[Tensor, "batch head query d_value"]:
+        """Return what rounds laid end to end give, each by its share of the whole sum."""
+        config, (batch, heads, n) = self.config, q.shape[:3]
+        order, place = self._sorted(q)
+        k, v = self.normed(q), per_query_head(v, q)
+
+        def chunks(rows: Tensor) -> Tensor:
+            taken = rows.gather(-2, (order % n)[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            return taken.view(batch, heads, -1, config.chunk, rows.shape[-1])
+
+        def beside(rows: Tensor, axis: int) -> Tensor:
+            return torch.cat((rows.roll(1, 2), rows), axis)
+
+        own = (order % n).view(batch, heads, -1, config.chunk)
+        at, other = own[..., :, None], beside(own, -1)[..., None, :]
+        rows = torch.arange(context.mask.batch, device=q.device)[:, None, None, None, None]
+        scores = chunks(q) @ beside(chunks(k), -2).mT
+        scores = (scores + torch.where(at == other, ITSELF, 0.0)).masked_fill(
+            ~context.mask.allows(rows, at, other), float("-inf")
+        )
+        total = scores.logsumexp(-1, keepdim=True)
+        mixed = (scores - total).exp() @ beside(chunks(v), -2)
+
+        def by_round(rows: Tensor) -> Tensor:
+            rows = rows.flatten(2, 3).gather(-2, place.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            return rows.unflatten(2, (config.n_rounds, n))
+
+        return (by_round(total).softmax(2) * by_round(mixed)).sum(2)
+
+    def scan(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
+    ) -> tuple[Tensor, Any]:
+        if self.config.form == "library":
+            self._alone(context, k)
+        return super().scan(q, k, v, x, context, state, tape)

@@ -1,0 +1,126 @@
+"""Reformer's attention: what rounds come to, what later tokens can change, and what it costs."""
+
+import pytest
+import torch
+
+from glassformer.attention import Attention, Lsh, Softmax, Tied
+from glassformer.errors import AnalysisUnavailable
+from glassformer.testing import close
+from glassformer.testing.largest import Largest
+from glassformer.testing.layers import Layer, causal_context, randomise, stream
+
+SHARED = Tied(key="query")
+
+
+def layer(mixer: Lsh | Softmax, width: int = 12, **slots: object) -> Layer:
+    config = Attention(2, d_head=4, mixer=mixer, projection=SHARED, **slots)  # type: ignore[arg-type]
+    return Layer(randomise(config.build(width, 64, 0, "").double().eval()))
+
+
+def contexts(ours: Layer, x: torch.Tensor) -> dict[str, object]:
+    ids = torch.tensor([[0] * 7 + [1] * 14, [0] * 20 + [1]])
+    return {
+        "causal": causal_context(x),
+        "padded on the right": causal_context(x, lengths=torch.tensor([13, 21])),
+        "padded on the left": causal_context(x, start=torch.tensor([4, 0])),
+        "packed": causal_context(x, document_ids=ids),
+        "both ways": ours.context(x).__class__(causal_context(x).mask.__class__(), *[torch.arange(21)[None]] * 2),
+    }
+
+
+def gradients(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    weights = torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+    return torch.autograd.grad((out * weights).sum(), x)[0]
+
+
+@pytest.mark.parametrize("config", [Lsh(4, 3, 2), Lsh(2, 2, 3), Lsh(8, 4, 1), Lsh(2, 32, 4)], ids=str)
+def test_sorted_chunks_give_what_the_pattern_gives_and_its_gradients(config: Lsh):
+    ours = layer(config)
+    x = stream(2, 21).requires_grad_()
+    for name, context in contexts(ours, x).items():
+        fast, dense = ours(x, context), ours(x, context, tape=ours.tape("pattern", grad=True))
+        close(fast, dense), name
+        close(gradients(fast, x), gradients(dense, x)), name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_library_gives_what_its_pattern_gives_and_its_gradients(causal: bool):
+    ours = layer(Lsh((2, 4), 5, 3, "library"))
+    x = stream(2, 20).requires_grad_()
+    context = (
+        causal_context(x)
+        if causal
+        else contexts(ours, stream(2, 21))["both ways"].__class__(
+            causal_context(x).mask.__class__(), *[torch.arange(20)[None]] * 2
+        )
+    )
+    fast, dense = ours(x, context), ours(x, context, tape=ours.tape("pattern", grad=True))
+    close(fast, dense)
+    close(gradients(fast, x), gradients(dense, x))
+
+
+def test_rounds_in_which_every_pair_meets_are_full_attention_to_others():
+    ours = layer(Lsh(2, 16, 64))
+    x = stream(2, 12)
+    values = ours.read(x, "query", "pattern")
+    q = values["query"]
+    scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT
+    others = torch.ones(12, 12, dtype=torch.bool).tril(-1)
+    others[0, 0] = True
+    close(values["pattern"], scores.masked_fill(~others, float("-inf")).softmax(-1))
+
+
+def test_what_meets_in_several_rounds_counts_once_in_the_paper_and_as_often_in_the_library():
+    x = stream(2, 20)
+    q = layer(Lsh(2, 5, 6)).read(x, "query")["query"]
+    once = layer(Lsh(2, 5, 6)).mixer._counts(q, q, causal_context(x))
+    often = layer(Lsh(2, 5, 6, "library")).mixer._counts_of_library(q, causal_context(x))
+    assert set(once.unique().tolist()) == {0.0, 1.0}
+    assert often.max() > 1
+
+
+def test_no_later_token_changes_what_an_earlier_one_sees_and_in_the_published_form_one_does():
+    def changed(config: Lsh) -> torch.Tensor:
+        ours, x = layer(config), stream(2, 20)
+        other = x.clone()
+        other[:, 10:] = stream(2, 10, 7)
+        return (ours(x) - ours(other))[:, :10].abs().amax((0, 2))
+
+    assert (changed(Lsh(4, 2, 2)) == 0).all()
+    assert (changed(Lsh(4, 2, 2, "library")) > 1e-3).any()
+
+
+def test_more_rounds_meet_more_of_the_largest_weights():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 64, 4, dtype=torch.float64, generator=generator)
+    scores = (q @ (q / q.norm(dim=-1, keepdim=True)).mT).masked_fill(~torch.ones(64, 64).tril(-1).bool(), -torch.inf)
+    best = scores.argmax(-1)[..., 1:, None]
+    shares = []
+    for n_rounds in (1, 2, 4, 8):
+        met = layer(Lsh(8, 8, n_rounds)).mixer._counts(q, q, causal_context(stream(1, 64)))
+        shares.append(float(met[..., 1:, :].gather(-1, best).mean()))
+    assert shares == sorted(shares) and shares[-1] > shares[0] + 0.2
+
+
+def test_the_library_refuses_what_it_cannot_read_in_words():
+    ours = layer(Lsh(2, 4, form="library"))
+    x = stream(2, 8)
+    with pytest.raises(AnalysisUnavailable, match="padded, packed or continued"):
+        ours(x, causal_context(x, lengths=torch.tensor([3, 8])))
+    with pytest.raises(AnalysisUnavailable, match="multiple of 4"):
+        ours(x[:, :7])
+    _, state = ours.module(x[:, :4], causal_context(x[:, :4]), state=ours.module.begin(2, x))
+    with pytest.raises(AnalysisUnavailable, match="continued"):
+        from glassformer.models.stack import make_context
+
+        ours.module(x[:, 4:5], make_context(2, 1, x.device, is_causal=True, past=4), state=state)
+
+
+def test_nothing_is_made_for_each_pair_of_positions_of_a_long_text():
+    n = 16_384
+    config = Attention(1, d_head=4, mixer=Lsh(256, 64, 2), projection=SHARED)
+    ours = Layer(config.build(4, n, 0, ""))
+    x = torch.randn(1, n, 4, requires_grad=True)
+    with Largest() as seen:
+        ours(x).sum().backward()
+    assert seen.numbers < n * n / 8
