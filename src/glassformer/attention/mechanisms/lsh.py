@@ -8,9 +8,9 @@ Near are keys of one's own chunk of the bucket, or of the chunk before: the memb
 `chunk` in the order of the text. What is met in several rounds counts once. A token meets itself only if it meets
 nothing else. The hash has no gradient.
 
-`library` is the form of transformers and reformer-pytorch: all rounds are sorted end to end, by bucket and place,
-and cut into chunks; a query meets all keys of its chunk and of the one before it, of whatever bucket, the first chunk of
-a round those of the last chunk of the round before. What is met in several rounds counts as often. A text of up to
+`library` is the form of transformers and reformer-pytorch: all rounds are sorted end to end, by bucket and place, and
+cut into chunks; a query meets all keys of its chunk and of the one before it, of whatever bucket, the first chunk of a
+round those of the last chunk of the round before. What is met in several rounds counts as often. A text of up to
 `chunk` tokens is not hashed. There, and in the paper, what a token meets depends on how many tokens each bucket has in
 all: on the hash of later ones. That form goes on from no state, and its texts have to stand alone in unpadded rows.
 
