@@ -26,7 +26,7 @@ room; as in transformers scores are not divided by sqrt(d).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -94,14 +94,6 @@ class Lsh(MixerConfig, kind="lsh"):
             rows = n_keys if self.form == "library" else (n_keys // self.chunk + self.factors[0]) * self.chunk
             pairs = self.n_rounds * rows * 2 * self.chunk
         return hashed + 2 * dims.n_heads * pairs * (dims.d_head + dims.d_value)
-
-
-class Hashed(NamedTuple):
-    """Where tokens fall in every round, keys and queries alike."""
-
-    bucket: Int[Tensor, "batch head round key"]
-    # bucket and chunk in one number: a query meets keys of its own and of the one below
-    code: Int[Tensor, "batch head round key"]
 
 
 class LshMixer(Mixer, config=Lsh):
@@ -230,14 +222,19 @@ class LshMixer(Mixer, config=Lsh):
 
     def _in_buckets(self, context: Context, q: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         width, given = v.shape[-1], v.dtype
-        hashed, slots = self._slots(q, context)
+        codes, slots = self._slots(q, context)
         q, k, v = alike(q, self.normed(q), v)
         real = context.real_keys(q.shape[-2], "lsh")
-        sets = [self._round(i, hashed, slots[:, :, i], k, v, context, real) for i in range(self.config.n_rounds)]
+        sets = [self._round(i, codes, slots[:, :, i], k, v, context, real) for i in range(self.config.n_rounds)]
         return union_softmax(q, sets, self.scale)[..., :width].to(given)
 
-    def _slots(self, k: Tensor, context: Context) -> tuple[Hashed, Int[Tensor, "batch head round key"]]:
-        """Return buckets and codes, and the slot of each token in a round: chunks of one bucket after another."""
+    def _slots(
+        self, k: Tensor, context: Context
+    ) -> tuple[Int[Tensor, "batch head round key"], Int[Tensor, "batch head round key"]]:
+        """Return bucket and chunk of each token in one number, and its slot: chunks of one bucket after another.
+
+        A query meets keys of its own number and of the one below.
+        """
         chunk, n = self.config.chunk, k.shape[-2]
         bucket, n_buckets = self.buckets(k), self.config.factors[0]
         if (real := context.real_keys(n, "lsh")) is not None:
@@ -251,10 +248,11 @@ class LshMixer(Mixer, config=Lsh):
         rank = rank - begins.gather(-1, bucket)
         chunks = (members + chunk - 1) // chunk
         slot = (chunks.cumsum(-1) - chunks).gather(-1, bucket) * chunk + rank
-        return Hashed(bucket, bucket * (n // chunk + 2) + rank // chunk), slot
+        # of all pairs of slots: four bytes are half as many as eight
+        return (bucket * (n // chunk + 2) + rank // chunk).int(), slot
 
     def _round(
-        self, index: int, hashed: Hashed, slot: Tensor, k: Tensor, v: Tensor, context: Context, real: Tensor | None
+        self, index: int, codes: Tensor, slot: Tensor, k: Tensor, v: Tensor, context: Context, real: Tensor | None
     ) -> Pairs:
         """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do."""
         config, (batch, heads, n) = self.config, k.shape[:3]
@@ -281,25 +279,25 @@ class LshMixer(Mixer, config=Lsh):
         own = token.view(batch, heads, n_chunks, config.chunk)
         other = beside(token + 1) - 1
         of_query, of_key = own.clamp_max(n - 1), other.clamp(0, n - 1)
-        codes = torch.cat((hashed.code, hashed.code.new_full((batch, heads, config.n_rounds, 1), -9)), -1)
 
         def coded(at: Tensor, i: int) -> Tensor:
             return codes[:, :, i].gather(-1, at.flatten(2)).view(at.shape)
 
         met, allowed = None, torch.zeros((), dtype=torch.bool)
         for i in range(config.n_rounds):
-            apart = coded(of_query, i)[..., :, None] - coded(of_key, i)[..., None, :]
-            near = (apart == 0) | (apart == 1)
-            met = near.to(k.dtype) if met is None else met + near
+            queries, keys = coded(of_query, i)[..., :, None], coded(of_key, i)[..., None, :]
+            near = (queries == keys) | (queries == keys + 1)
+            met = near.to(torch.uint8) if met is None else met.add_(near)
             allowed = near if i == index else allowed
         rows = torch.arange(context.mask.batch, device=k.device)[:, None, None, None, None]
         hidden = ~context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
         existing = ((own < n)[..., :, None]) & ((other >= 0) & (other < n))[..., None, :]
         allowed = (allowed & existing & ~hidden).flatten(0, 2)[:, None]
         assert met is not None, "there is a round"
-        bias = torch.where(of_query[..., :, None] == of_key[..., None, :], ITSELF, 0.0) - met.clamp_min(1).log()
+        bias = met.to(k.dtype).clamp_min_(1).log_().neg_()
+        bias = bias.masked_fill_(of_query[..., :, None] == of_key[..., None, :], ITSELF)
         key, value = (beside(grouped(rows).view(batch, heads, size, -1)).flatten(0, 2)[:, None] for rows in (k, v))
-        return Pairs(grouped, restored, key, value, allowed, bias.to(k.dtype).flatten(0, 2)[:, None])
+        return Pairs(grouped, restored, key, value, allowed, bias.flatten(0, 2)[:, None])
 
     def _library(self, q: Tensor, v: Tensor, context: Context) -> Float[Tensor, "batch head query d_value"]:
         """Return what rounds laid end to end give, each by its share of the whole sum."""
