@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.arguments import Amount, Count, Several, checked
-from glassformer.attention import Attention, Context, Dims, Mixer, MixerConfig
+from glassformer.attention import Attention, Context, Dims, Mixer, MixerConfig, Tied
 from glassformer.attention.mixer import several
 from glassformer.bench.costs import (
     BACKWARD,
@@ -215,6 +215,9 @@ class _Mechanism:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setting.seed)
             self.mixer: Mixer = config.build(self.dims, "attn").to(setting.device, setting.dtype).eval()
+        # keys that its paper makes as queries are the same numbers
+        made = config.as_published().get("projection")
+        self.shared = isinstance(made, Tied) and made.key == "query"
         # what a call took at the last length: seconds of a round, bytes
         self.taken: dict[str, tuple[int, float, float]] = {}
         self.stopped: set[str] = set()
@@ -331,6 +334,7 @@ class _Mechanism:
     def _inputs(self, length: int) -> _Inputs:
         dims, traits, draw, batch = self.dims, self.mixer.traits, self.setting.draw, self.setting.batch
         q, k = draw(2, batch, *several(traits.streams), dims.n_heads, length, dims.d_head)
+        k = q if self.shared else k
         v = draw(batch, *several(traits.value_streams), dims.n_heads, length, dims.d_value)
         return _Inputs(q, k, v, draw(batch, length, dims.d_model))
 

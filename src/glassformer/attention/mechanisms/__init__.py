@@ -4,6 +4,7 @@ from glassformer.attention.mechanisms.adaptive_span import AdaptiveSpan
 from glassformer.attention.mechanisms.additive import Additive
 from glassformer.attention.mechanisms.atrous import Atrous
 from glassformer.attention.mechanisms.big_bird import BigBird
+from glassformer.attention.mechanisms.blockwise import Blockwise
 from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
@@ -23,7 +24,7 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Concat", "ConcatLinear", "Differential", "General", "LastKey",
-    "Lightning", "Linear", "Linformer", "Longformer", "Lsh", "Refined", "RefinedWasserstein", "Softmax", "Sparse",
-    "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
+    "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Differential",
+    "General", "LastKey", "Lightning", "Linear", "Linformer", "Longformer", "Lsh", "Refined", "RefinedWasserstein",
+    "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "lambda_init_at",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.kernels.union import Pairs, alike, union_softmax
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
+from glassformer.attention.projections import Tied
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -85,6 +86,9 @@ class Lsh(MixerConfig, kind="lsh"):
     @property
     def crosses(self) -> bool:
         return False
+
+    def as_published(self, layer: int = 0) -> dict[str, Any]:
+        return {"mixer": self, "projection": Tied(key="query")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Products with the rotations, and both products over all pairs that are handed to kernels."""
@@ -148,15 +152,18 @@ class LshMixer(Mixer, config=Lsh):
         before = together & (where < where[m - n :, None])
         all_before = together if n == m else self._together(context, m, k.device, whole=True)
         all_before = all_before & (where < where[:, None])
-        of_keys = ((keys[..., :, None] == keys[..., None, :]) & all_before).sum(-1) // self.config.chunk
-        same = queries[..., :, None] == keys[..., None, :]
-        of_queries = (same & before).sum(-1) // self.config.chunk
-        apart = of_queries[..., :, None] - of_keys[..., None, :]
-        return (same & ((apart == 0) | (apart == 1)) & together).any(2).to(q.dtype)
+        met = torch.zeros((), dtype=torch.bool, device=k.device)
+        for key, query in zip(keys.unbind(2), queries.unbind(2), strict=True):
+            of_keys = ((key[..., :, None] == key[..., None, :]) & all_before).sum(-1) // self.config.chunk
+            same = query[..., :, None] == key[..., None, :]
+            of_queries = (same & before).sum(-1) // self.config.chunk
+            apart = of_queries[..., :, None] - of_keys[..., None, :]
+            met = met | (same & ((apart == 0) | (apart == 1)) & together)
+        return met.to(q.dtype)
 
     def _together(
         self, context: Context, n_keys: int, device: torch.device, *, whole: bool = False
-    ) -> Bool[Tensor, "b 1 1 query key"]:
+    ) -> Bool[Tensor, "b 1 query key"]:
         """Return which keys a query may meet: real ones of its text; of the last queries, or of all."""
         n = n_keys if whole else context.positions.shape[-1]
         found = torch.ones(1, n, n_keys, dtype=torch.bool, device=device)
@@ -166,7 +173,7 @@ class LshMixer(Mixer, config=Lsh):
         if (documents := context.documents) is not None:
             number = documents.number[:, -n_keys:]
             found = found & (number[:, n_keys - n :, None] == number[:, None])
-        return found[:, None, None]
+        return found[:, None]
 
     def _counts_of_library(self, k: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
         """Return how often each pair meets in all rounds, laid end to end."""
