@@ -175,8 +175,11 @@ class _Setting:
         """Return how time and memory are measured, in words."""
         by_cpu = sentence("CPU time of all threads of the process: what it takes of a machine that others use too")
         by_wall = sentence("time by the clock, until the device is done")
-        found = {"time": by_cpu if self.clock == "cpu" else by_wall, "memory": SEEN.get(self.device.type, UNSEEN)}
-        return found | ({sentence("allocator"): KEPT} if self.kept else {})
+        found: dict[str, str] = {"time": by_cpu if self.clock == "cpu" else by_wall}
+        found["memory"] = SEEN.get(self.device.type, UNSEEN)
+        if self.kept:
+            found[sentence("allocator")] = KEPT
+        return found
 
     def context(self, length: int, *, causal: bool = True, packed: bool = False, past: int = 0) -> Context:
         """Return the facts of a pass, with masks still to be made."""

@@ -80,7 +80,8 @@ def test_no_later_token_changes_what_an_earlier_one_sees_and_in_the_published_fo
         other[:, 10:] = stream(2, 10, 7)
         return (ours(x) - ours(other))[:, :10].abs().amax((0, 2))
 
-    assert (changed(Lsh(4, 2, 2)) == 0).all()
+    # but for the order of sums
+    assert (changed(Lsh(4, 2, 2)) < 1e-12).all()
     assert (changed(Lsh(4, 2, 2, "library")) > 1e-3).any()
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -95,8 +96,8 @@ class Lsh(MixerConfig, kind="lsh"):
         hashed = dims.n_heads * n_keys * self.n_rounds * sum(self.factors) * dims.d_head
         pairs = n_queries * n_keys
         if n_queries == n_keys:
-            rows = n_keys if self.form == "library" else (n_keys // self.chunk + self.factors[0]) * self.chunk
-            pairs = self.n_rounds * rows * 2 * self.chunk
+            blocks = 2 if self.form == "library" else 3 if causal else 4
+            pairs = self.n_rounds * n_keys * blocks * self.chunk
         return hashed + 2 * dims.n_heads * pairs * (dims.d_head + dims.d_value)
 
 
@@ -229,16 +230,15 @@ class LshMixer(Mixer, config=Lsh):
 
     def _in_buckets(self, context: Context, q: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         width, given = v.shape[-1], v.dtype
-        codes, slots = self._slots(q, context)
+        codes, orders = self._sorted_by_bucket(q, context)
         q, k, v = alike(q, self.normed(q), v)
-        real = context.real_keys(q.shape[-2], "lsh")
-        sets = [self._round(i, codes, slots[:, :, i], k, v, context, real) for i in range(self.config.n_rounds)]
+        sets = [self._round(i, codes, order, k, v, context) for i, order in enumerate(orders.unbind(2))]
         return union_softmax(q, sets, self.scale)[..., :width].to(given)
 
-    def _slots(
+    def _sorted_by_bucket(
         self, k: Tensor, context: Context
-    ) -> tuple[Int[Tensor, "batch head round key"], Int[Tensor, "batch head round key"]]:
-        """Return bucket and chunk of each token in one number, and its slot: chunks of one bucket after another.
+    ) -> tuple[Int[Tensor, "batch head round key"], Int[Tensor, "batch head round slot"]]:
+        """Return bucket and chunk of each token in one number, and the tokens in order of buckets, then of the text.
 
         A query meets keys of its own number and of the one below.
         """
@@ -249,43 +249,43 @@ class LshMixer(Mixer, config=Lsh):
             bucket = torch.where(real[:, None, None], bucket, n_buckets)
             n_buckets += 1
         order = bucket.argsort(dim=-1, stable=True)
-        members = torch.nn.functional.one_hot(bucket, n_buckets).sum(-2)
+        members = torch.zeros(*bucket.shape[:-1], n_buckets, dtype=torch.long, device=k.device)
+        members.scatter_add_(-1, bucket, torch.ones_like(bucket))
         begins = members.cumsum(-1) - members
         rank = torch.empty_like(bucket).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
         rank = rank - begins.gather(-1, bucket)
-        chunks = (members + chunk - 1) // chunk
-        slot = (chunks.cumsum(-1) - chunks).gather(-1, bucket) * chunk + rank
         # of all pairs of slots: four bytes are half as many as eight
-        return (bucket * (n // chunk + 2) + rank // chunk).int(), slot
+        return (bucket * (n // chunk + 2) + rank // chunk).int(), order
 
-    def _round(
-        self, index: int, codes: Tensor, slot: Tensor, k: Tensor, v: Tensor, context: Context, real: Tensor | None
-    ) -> Pairs:
-        """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do."""
+    def _round(self, index: int, codes: Tensor, order: Tensor, k: Tensor, v: Tensor, context: Context) -> Pairs:
+        """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do.
+
+        Tokens stand in the order of their buckets, and are cut into blocks as long as a chunk. The chunk of a query and
+        the one before it begin two blocks before its own at most, and reach into the next.
+        """
         config, (batch, heads, n) = self.config, k.shape[:3]
-        n_chunks = n // config.chunk + config.factors[0] + (real is not None)
-        size = n_chunks * config.chunk
-        token = torch.full((batch, heads, size + 1), n, device=k.device)
-        token = token.scatter_(-1, slot, torch.arange(n, device=k.device).expand_as(slot))[..., :size]
+        block, n_blocks = config.chunk, -(-n // config.chunk)
+        ahead = 0 if context.looks_back else 1
+        token = F.pad(order, (0, n_blocks * block - n), value=n)
+        place = torch.empty_like(order).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
 
         def grouped(rows: Tensor) -> Tensor:
-            taken = torch.cat((rows, rows.new_zeros(batch, heads, 1, rows.shape[-1])), -2)
-            taken = taken.gather(-2, token[..., None].expand(-1, -1, -1, rows.shape[-1]))
-            return taken.view(-1, 1, config.chunk, rows.shape[-1])
+            taken = rows.gather(-2, order[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            return F.pad(taken, (0, 0, 0, n_blocks * block - n)).view(-1, 1, block, rows.shape[-1])
 
         def restored(rows: Tensor) -> Tensor:
-            rows = rows.reshape(batch, heads, size, -1)
-            return rows.gather(-2, slot[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            rows = rows.reshape(batch, heads, n_blocks * block, -1)
+            return rows.gather(-2, place[..., None].expand(-1, -1, -1, rows.shape[-1]))
 
-        def beside(rows: Tensor) -> Tensor:
-            """Return what each chunk meets: the one before it, and itself."""
-            rows = rows.view(batch, heads, n_chunks, config.chunk, *rows.shape[3:])
-            before = torch.cat((torch.zeros_like(rows[:, :, :1]), rows[:, :, :-1]), 2)
-            return torch.cat((before, rows), 3)
+        def beside(rows: Tensor, nothing: int = 0) -> Tensor:
+            """Return what each block meets: two blocks before it, itself, and the next if later tokens are seen."""
+            rows = rows.view(batch, heads, n_blocks, block, -1)
+            rows = F.pad(rows, (0, 0, 0, 0, 2, ahead), value=nothing)
+            return torch.cat([rows[:, :, i : i + n_blocks] for i in range(3 + ahead)], 3)
 
-        own = token.view(batch, heads, n_chunks, config.chunk)
-        other = beside(token + 1) - 1
-        of_query, of_key = own.clamp_max(n - 1), other.clamp(0, n - 1)
+        own = token.view(batch, heads, n_blocks, block)
+        other = beside(token, n)[..., 0]
+        of_query, of_key = own.clamp_max(n - 1), other.clamp_max(n - 1)
 
         def coded(at: Tensor, i: int) -> Tensor:
             return codes[:, :, i].gather(-1, at.flatten(2)).view(at.shape)
@@ -297,14 +297,13 @@ class LshMixer(Mixer, config=Lsh):
             met = near.to(torch.uint8) if met is None else met.add_(near)
             allowed = near if i == index else allowed
         rows = torch.arange(context.mask.batch, device=k.device)[:, None, None, None, None]
-        hidden = ~context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
-        existing = ((own < n)[..., :, None]) & ((other >= 0) & (other < n))[..., None, :]
-        allowed = (allowed & existing & ~hidden).flatten(0, 2)[:, None]
+        allowed = allowed & context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
+        allowed = allowed & (own < n)[..., :, None] & (other < n)[..., None, :]
         assert met is not None, "there is a round"
         bias = met.to(k.dtype).clamp_min_(1).log_().neg_()
         bias = bias.masked_fill_(of_query[..., :, None] == of_key[..., None, :], ITSELF)
-        key, value = (beside(grouped(rows).view(batch, heads, size, -1)).flatten(0, 2)[:, None] for rows in (k, v))
-        return Pairs(grouped, restored, key, value, allowed, bias.flatten(0, 2)[:, None])
+        key, value = (beside(grouped(rows)).flatten(0, 2)[:, None] for rows in (k, v))
+        return Pairs(grouped, restored, key, value, allowed.flatten(0, 2)[:, None], bias.flatten(0, 2)[:, None])
 
     def _library(self, q: Tensor, v: Tensor, context: Context) -> Float[Tensor, "batch head query d_value"]:
         """Return what rounds laid end to end give, each by its share of the whole sum."""
