@@ -3,7 +3,8 @@
     python docs/make_patterns.py [KIND …]       all that ship with the package, or some of them
 
 Every model is the same but for its mechanism: two blocks of width 64 as the mechanism's paper builds them, rotary
-positions, an MLP, the tokens of `gpt-4l`, a few hundred steps on the standard library. A model is kept nowhere; what is
+positions, an MLP, the tokens of `gpt-4l`, a few hundred steps on the standard library. Mechanisms that need a text
+whole learn masked tokens in an encoder, one in seven, and take as many more steps. A model is kept nowhere; what is
 drawn and its losses are written to `docs/images/mechanisms`.
 """
 
@@ -24,12 +25,13 @@ from glassformer.data import TextConfig
 from glassformer.errors import NoPattern
 from glassformer.figures.drawing import Panel, draw
 from glassformer.labelled import Labelled
-from glassformer.models import DecoderConfig, EncoderConfig, Mlp, published_block
+from glassformer.models import DecoderConfig, Encoder, EncoderConfig, Mlp, published_block
 
 FOLDER = Path(__file__).resolve().parent / "images" / "mechanisms"
 FOUND = FOLDER / "patterns.json"
 SENTENCE = "# the first item of the list is the one that the next call returns, and the last item"
 LENGTH, BATCH, STEPS, WIDTH, LAYERS, HEADS = 128, 8, 400, 64, 2, 4
+MASKED = 7  # one token in so many
 
 
 def main(kinds: list[str]) -> None:
@@ -53,11 +55,11 @@ def mechanisms() -> dict[str, type[MixerConfig]]:
 def shown(config: type[MixerConfig], data: Any, tokenizer: Any) -> dict[str, Any]:
     """Train a model of a mechanism, draw one of its heads, and return what the picture is of."""
     model = trained(config(), data, tokenizer)
-    losses = []
-    for i in range(8):
-        with torch.no_grad():
-            losses.append(float(model.loss(data.batch(i, "heldout"))))
-    facts: dict[str, Any] = {"loss": round(sum(losses) / len(losses), 3), "steps": STEPS, "sentence": SENTENCE}
+    with torch.no_grad():
+        losses = [float(loss(model, data.batch(i, "heldout"), i)) for i in range(8)]
+    steps = STEPS * (MASKED if config.bidirectional else 1)
+    facts: dict[str, Any] = {"loss": round(sum(losses) / len(losses), 3), "steps": steps, "sentence": SENTENCE}
+    facts |= {"masked": True} if config.bidirectional else {}
     facts["parameters"] = sum(p.numel() for p in model.parameters())
     try:
         run = gf.run(model, SENTENCE, read="pattern")
@@ -87,15 +89,26 @@ def trained(mixer: MixerConfig, data: Any, tokenizer: Any) -> Any:
     kind = EncoderConfig if mixer.bidirectional else DecoderConfig
     model = kind(tokenizer.vocab_size, WIDTH, blocks, max_len=LENGTH).build(0)
     model.tokenizer = tokenizer
+    steps = STEPS * (MASKED if mixer.bidirectional else 1)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=STEPS, pct_start=0.1)
-    for step in range(STEPS):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
         optimiser.zero_grad()
-        model.loss(data.batch(step)).backward()
+        loss(model, data.batch(step), step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
     return model.eval()
+
+
+def loss(model: Any, batch: Any, seed: int) -> Tensor:
+    """Return the loss on next tokens, or that of an encoder on one token in seven, which it reads as `<bos>`."""
+    if not isinstance(model, Encoder):
+        return model.loss(batch)
+    tokens = batch.tokens
+    masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 1 / MASKED
+    logits = model(tokens.masked_fill(masked, model.tokenizer.bos), documents=batch.documents)
+    return torch.nn.functional.cross_entropy(logits[masked], tokens[masked])
 
 
 def chosen(patterns: list[Tensor]) -> tuple[int, int, float]:

@@ -446,6 +446,9 @@ def _picture(kind: str, drawn: dict[str, dict[str, Any]]) -> str:
         f"{facts['steps']} steps on the standard library: {facts['loss']:.2f} nats per token on held-out files"
     )
     beside = "" if kind == "softmax" else f", where the same model with softmax attention has {softmax:.2f}"
+    if "masked" in facts:
+        # of another task: no loss of a decoder stands beside it
+        beside = ", as an encoder that is asked for one token in seven"
     if "head" not in facts:
         return f"It has no pattern to draw. A model of it, {trained}{beside}."
     return (

@@ -33,7 +33,7 @@ def run(case: Case) -> Measures:
     model.load_state_dict(trained.state_dict())
     batches = [DATA.build().batch(i, "heldout") for i in range(BATCHES)]
     with torch.no_grad():
-        right = torch.cat([(model.eval()(rows.tokens).argmax(-1) == rows.targets)[rows.weight] for rows in batches])
+        right = torch.cat([(model(rows.tokens).argmax(-1) == rows.targets)[rows.weight] for rows in batches])
     found = {"accuracy": float(right.double().mean())}
     if case["read"] == ALL:
         return found

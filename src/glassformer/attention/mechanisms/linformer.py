@@ -3,8 +3,8 @@
     K' = E K,    V' = F V                                 E, F  [rank, pos]
     z_t = sum_r P_tr v'_r,    P_tr = softmax_r(q_t . k'_r / sqrt(d))
 
-so that A = P F is what multiplies values: of rank `rank` at most, with signs, its rows summing to whatever those of F
-make of a row of P. P itself says what a query makes of mixtures, and is no pattern over tokens.
+What multiplies values is A = P F: of rank `rank` at most, with signs, its rows summing to whatever those of F make of a
+row of P. P itself says what a query makes of mixtures, and is no pattern over tokens.
 
 Every row of E and F spans the whole text: there is no causal form, nor a state. Each has a column for each position up
 to `max_len`, and a shorter text reads the first of them; what is padded has no column. Documents of a packed row are

@@ -55,7 +55,7 @@ class Lsh(MixerConfig, kind="lsh"):
         n_buckets: Buckets of a round, an even number. Several are multiplied: a hash for each, in the form `library`.
         chunk: How many members of a bucket stand together.
         n_rounds: How often texts are hashed.
-        form: `paper` or `library`, see the module.
+        form: `paper`, what shares a bucket, once; or `library`, what stands near in the sorted text.
         seed: Of the rotations.
     """
 
