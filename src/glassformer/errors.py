@@ -99,7 +99,8 @@ class MissingExtra(GlassformerError, ImportError):
 
 # what a message may quote: a word, or what stands in quotation marks, and the message as a whole
 _LONG, _SHOWN, _MOST = 300, 100, 6_000
-_QUOTED = re.compile(rf"""\S{{{_LONG},}}|"[^"]{{{_LONG},}}"|'[^']{{{_LONG},}}'""")
+# each pair of marks as it comes: what stands between two quotations is no quotation
+_QUOTED = re.compile(rf"""\S{{{_LONG},}}|"[^"]*"|(?<!\w)'[^']*'""")
 
 
 def shortened(message: str) -> str:
@@ -108,7 +109,10 @@ def shortened(message: str) -> str:
     def short(long: str, shown: int) -> str:
         return f"{long[:shown]} … ({len(long) - 2 * shown:,} more characters) … {long[-shown:]}"
 
-    found = _QUOTED.sub(lambda match: short(match[0], _SHOWN), message) if len(message) > _LONG else message
+    def quoted(match: re.Match[str]) -> str:
+        return short(match[0], _SHOWN) if len(match[0]) > _LONG else match[0]
+
+    found = _QUOTED.sub(quoted, message) if len(message) > _LONG else message
     return found if len(found) <= _MOST else short(found, _MOST // 4)
 
 

@@ -79,8 +79,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     ),
     **dict.fromkeys(
         (
-            "bert", "bert_untied_with_three_types", "roberta", "roberta_in_other_languages", "distilbert",
-            "distilbert_with_sines",
+            "bert", "bert_untied_with_three_types", "big_bird", "big_bird_with_full_attention", "roberta",
+            "roberta_in_other_languages", "distilbert", "distilbert_with_sines",
         ),
         {"generate": REFUSED} | circuits_without(BANDWIDTH, OV, OFFSETS, INDUCTION, QK, SEEN, *ON_TEXT),
     ),
@@ -94,6 +94,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     ),
     # without logits there is only the stream to be read
     "longformer_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
+    "big_bird_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
     "bert_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
 }  # fmt: skip
 

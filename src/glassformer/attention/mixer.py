@@ -85,6 +85,7 @@ class Traits:
         value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
         reads_input: It reads the layer's input besides queries, keys and values.
+        hashes: Which keys a query meets goes by a hash of queries and keys themselves, beside their scores.
         by_products: It knows queries and keys by their products q . k alone, so that others with the same products, of
             whatever width, do as well.
     """
@@ -100,6 +101,7 @@ class Traits:
     value_streams: int = 1
     value_merge: Literal["sum", "concat"] = "sum"
     reads_input: bool = False
+    hashes: bool = False
     by_products: bool = False
 
     @property

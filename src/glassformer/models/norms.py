@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.config import Config, require
+from glassformer.config import UNSAID, Config, require
 from glassformer.trace import Site, Tape, declare, site, wants
+
+Half = Literal["first", "second"]
 
 
 class NormConfig(Config, family=True):
@@ -36,6 +39,7 @@ class LayerNorm(NormConfig, kind="layer_norm"):
         bias: Whether there is a bias.
         gain: Whether there is a gain; without gain and bias the norm has no parameters.
         offset: What is added to the stored weight, as in `RmsNorm`.
+        half: The half of the stream that it reads, and outside of which it gives zeros; None for all of it.
 
     Source: Ba et al. 2016; Groeneveld et al. 2024, "OLMo", section 2.1 (without parameters); Parmar et al. 2024,
     "Nemotron-4" (stored around 0).
@@ -45,6 +49,7 @@ class LayerNorm(NormConfig, kind="layer_norm"):
     bias: bool = True
     gain: bool = True
     offset: float = 0.0
+    half: Half | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
@@ -84,10 +89,16 @@ class ScaleOnly(NormConfig, kind="scale_only"):
 
     Its scale, the number that it divides by, is 1 / factor whatever x is.
 
-    Source: Granite Team 2024, "Granite 3.0 Language Models" (residual multiplier).
+    Args:
+        factor: Of the proportion.
+        half: The half of the stream that is written into, the other being left as it is; None for all of it.
+
+    Source: Granite Team 2024, "Granite 3.0 Language Models" (residual multiplier); Kitaev et al. 2020, "Reformer",
+    section 3, after Gomez et al. 2017, for a stream of two halves of which each is read to write into the other.
     """
 
-    factor: float
+    factor: float = 1.0
+    half: Half | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         require(
@@ -126,24 +137,44 @@ class Norm(nn.Module):
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.offset = config.offset if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.factor = config.factor if isinstance(config, ScaleOnly) else None
+        half = config.half if isinstance(config, (LayerNorm, ScaleOnly)) else None
+        require(half is None or d_model % 2 == 0, f"{config.kind}: half of a stream of an even width; found {d_model}.")
+        width = d_model if half is None else d_model // 2
+        # where it reads, if that is not everywhere
+        self.inside = None if half is None else slice(0, width) if half == "first" else slice(width, d_model)
         gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
         bias = isinstance(config, LayerNorm) and config.bias
         # a plain attribute: registering the other norm here would store its parameters twice
         self.__dict__["tied"] = tied
         own = tied is None
-        self.weight = nn.Parameter(torch.full((d_model,), 1.0 - self.offset)) if gain and own else None
-        self.bias = nn.Parameter(torch.zeros(d_model)) if bias and own else None
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - self.offset)) if gain and own else None
+        self.bias = nn.Parameter(torch.zeros(width)) if bias and own else None
 
     @property
     def gain(self) -> Float[Tensor, " d_model"] | None:
         """What is multiplied by; None for ones. Half-precision weights with an offset give it in float32."""
-        weight = self.weight if self.tied is None else self.tied.weight
-        return weight if weight is None or not self.offset else self.offset + _widened(weight)
+        gain = self._own_gain()
+        if self.inside is None:
+            return gain
+        return self._outside_zero(gain if gain is not None else torch.ones(self.inside.stop - self.inside.start))
 
     @property
     def shift(self) -> Float[Tensor, " d_model"] | None:
         """What is added; None for zeros."""
+        shift = self._own_shift()
+        return shift if shift is None or self.inside is None else self._outside_zero(shift)
+
+    def _own_gain(self) -> Tensor | None:
+        """Return the gain of what it reads."""
+        weight = self.weight if self.tied is None else self.tied.weight
+        return weight if weight is None or not self.offset else self.offset + _widened(weight)
+
+    def _own_shift(self) -> Tensor | None:
         return self.bias if self.tied is None else self.tied.bias
+
+    def _outside_zero(self, x: Float[Tensor, "... half"]) -> Float[Tensor, "... d_model"]:
+        assert self.inside is not None, "it reads a half"
+        return F.pad(x, (self.inside.start, self.d_model - self.inside.stop))
 
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
@@ -151,6 +182,12 @@ class Norm(nn.Module):
         if not self.identity:
             if wants(tape, self.at_scale):
                 x = self.affine(x, site(tape, self.at_scale, self.scale(x)))
+            elif self.inside is not None:
+                read, gain, shift = x[..., self.inside], self._own_gain(), self._own_shift()
+                if self.factor is not None:
+                    x = self._outside_zero(read * self.factor)
+                else:
+                    x = self._outside_zero(F.layer_norm(read, read.shape[-1:], gain, shift, self.eps).to(x.dtype))
             elif self.factor is not None:
                 x = x * self.factor
             elif self.centred and not self.offset:
@@ -169,6 +206,7 @@ class Norm(nn.Module):
         """Return what x is divided by."""
         if self.factor is not None:
             return x.new_full(x.shape[:-1], 1 / self.factor)
+        x = x if self.inside is None else x[..., self.inside]
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return (x.square().mean(-1) + self.eps).sqrt()
 
@@ -181,15 +219,21 @@ class Norm(nn.Module):
         """Return the linear part of `affine`: what becomes of one addend of the stream."""
         if self.identity:
             return x
-        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        x = x - self._mean(x) if self.centred else x
         out, gain = x / scale[..., None], self.gain
-        return out if gain is None else (out * gain).to(out.dtype)
+        return out if gain is None else (out * gain.to(out.device)).to(out.dtype)
+
+    def _mean(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... 1"]:
+        """Return the mean of what it reads."""
+        return (x if self.inside is None else x[..., self.inside]).mean(-1, keepdim=True)
 
     def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
         """Return a direction behind the norm as one before it: x . transposed(u) = linear(x) . u at a scale of 1."""
         gain = self.gain
-        u = u if gain is None else (u * gain.detach()).to(u.dtype)
-        return u - u.mean(-1, keepdim=True) if self.centred else u
+        u = u if gain is None else (u * gain.detach().to(u.device)).to(u.dtype)
+        if not self.centred or self.inside is None:
+            return u - u.mean(-1, keepdim=True) if self.centred else u
+        return self._outside_zero(u[..., self.inside] - self._mean(u))
 
     def sites(self) -> Iterator[Site]:
         scale = {} if self.identity else {self.names[1]: "batch pos"}

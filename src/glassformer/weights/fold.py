@@ -47,6 +47,12 @@ def fold(w: HeadWeights) -> HeadWeights:
         AnalysisUnavailable: A weight is NaN or infinite, which folding would spread over all that read it.
     """
     _require_finite(w.model)
+    halves = [name for name, norm in w.model.named_modules() if isinstance(norm, Norm) and norm.inside is not None]
+    if halves:
+        raise AnalysisUnavailable(
+            f"fold: {halves[0]} reads half of the stream, whose mean and size are not those of what others read.\n"
+            "    Weights as they are: head_weights(model), without fold."
+        )
     norms = dict(w.norms)
     attention = [_fold_attention(w, layer, norms) for layer in w.attention]
     mlps = [_fold_mlp(w, layer, norms) for layer in w.mlps]

@@ -65,7 +65,7 @@ class Lsh(MixerConfig, kind="lsh"):
     form: Literal["paper", "library"] = "paper"
     seed: int = 0
 
-    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, hashes=True)
     variants = ({"n_buckets": 2, "chunk": 2, "n_rounds": 2}, {"n_buckets": 4, "chunk": 1, "n_rounds": 3})
 
     def __post_init__(self) -> None:

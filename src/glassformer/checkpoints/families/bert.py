@@ -55,7 +55,7 @@ def _distil_config(fields: Fields) -> EncoderConfig:
 
 def encoder(
     fields: Fields, *, d_model: int, n_heads: int, mixers: Sequence[MixerConfig], mlp: Mlp, n_types: int,
-    norm: LayerNorm, positions: Learned, activation: Any,
+    norm: LayerNorm, positions: Learned, activation: Any, longest: int = 512,
 ) -> EncoderConfig:  # fmt: skip
     """Return an encoder with a block for each mechanism, and a masked-language head where the config names one."""
     named = fields.get("architectures", ["ForMaskedLM"])
@@ -65,7 +65,7 @@ def encoder(
         fields.whole("vocab_size"),
         d_model,
         tuple(layers),
-        max_len=fields.whole("max_position_embeddings", 512) - positions.offset,
+        max_len=fields.whole("max_position_embeddings", longest) - positions.offset,
         positions=positions,
         n_types=n_types,
         embed_norm=norm,

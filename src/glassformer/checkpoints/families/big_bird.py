@@ -30,6 +30,7 @@ def _config(fields: Fields) -> EncoderConfig:
         norm=LayerNorm(fields.number("layer_norm_eps", 1e-12)),
         positions=Learned(counts_padding=True),
         activation=activation,
+        longest=4096,
     )
     return config.replace(embed_scale=fields.flag("rescale_embeddings", False))
 
@@ -50,6 +51,7 @@ BIG_BIRD = Family(
     _config,
     predicting,
     prefixes=("bert.",),
+    no_lengths=("block_size",),
     ignored=(
         "*embeddings.position_ids",
         "*embeddings.token_type_ids",

@@ -87,6 +87,7 @@ class Family:
         config_name: Where their config stands.
         writes_copies: Their own code wants the copies in the files.
         any_pairing: The table finds rotary pairs whichever way ours are ordered.
+        no_lengths: Fields of the config that say how long texts are elsewhere, and here something else.
         trained_with_scaling: Models are trained on the whole context that scaled rotary positions reach.
     """
 
@@ -105,6 +106,7 @@ class Family:
     config_name: str = "config.json"
     writes_copies: bool = False
     any_pairing: bool = False
+    no_lengths: tuple[str, ...] = ()
     trained_with_scaling: bool = False
 
     def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:

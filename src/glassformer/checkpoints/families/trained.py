@@ -29,7 +29,7 @@ def trained_length(family: Family, fields: Fields, config: Any) -> int | None:
     """
     if FIELD in fields.data:
         return max(1, fields.whole(FIELD)) if FIELD in fields else None
-    if not any(name in fields for name in NAMES):
+    if not any(name in fields and name not in family.no_lengths for name in NAMES):
         return None
     if family.trained_with_scaling:
         return config.max_len
