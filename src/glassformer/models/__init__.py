@@ -5,7 +5,7 @@ from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import Decoder, DecoderConfig
-from glassformer.models.embedding import Learned, Sinusoidal
+from glassformer.models.embedding import Axial, Learned, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
@@ -26,11 +26,12 @@ from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
-    "GREEDY", "PRESETS", "AdaptiveSoftmax", "Beams", "Block", "BlockConfig", "Convolution", "Decoder",
+    "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "Convolution", "Decoder",
     "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation",
     "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
-    "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal",
-    "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
-    "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
+    "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
+    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid",
+    "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
+    "written_before",
 ]  # fmt: skip

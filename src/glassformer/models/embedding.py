@@ -70,6 +70,34 @@ class Learned(PositionEmbedding, kind="learned"):
         require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
 
 
+@dataclass(frozen=True)
+class Axial(PositionEmbedding, kind="axial"):
+    """A learned vector for each row and for each column of a grid that positions fill row by row, side by side.
+
+    Args:
+        shape: Rows and columns; together at least max_len positions.
+        widths: Of the vectors of rows and of columns.
+        copies: How often both stand side by side, for a stream of several parts alike.
+        offset: Position of the first token.
+        counts_padding: As of `Sinusoidal`.
+
+    Source: Ho et al. 2019, "Axial Attention in Multidimensional Transformers"; Kitaev et al. 2020, "Reformer".
+    """
+
+    shape: tuple[int, int] = (64, 64)
+    widths: tuple[int, int] = (64, 192)
+    copies: int = 1
+
+    offset: int = 0
+    counts_padding: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "widths"):
+            found = getattr(self, name)
+            require(len(found) == 2 and min(found) >= 1, f"axial positions: {name} are two numbers, found {found}.")
+        require(self.copies >= 1, f"axial positions: copies must be at least 1, found {self.copies}.")
+
+
 class PositionTable(nn.Module):
     def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
         super().__init__()
@@ -77,17 +105,34 @@ class PositionTable(nn.Module):
         self.offset = config.offset
         rows = self.offset + max_len
         self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
+        self.rows: nn.Parameter | None = None
+        self.columns: nn.Parameter | None = None
+        if isinstance(config, Axial):
+            width, room = config.copies * sum(config.widths), config.shape[0] * config.shape[1]
+            require(
+                width == d_model and room >= rows,
+                f"axial positions: {config.copies} x {config.widths} numbers for {config.shape} positions; the model "
+                f"has d_model={d_model} and max_len={max_len}.",
+            )
+            self.rows, self.columns = (
+                nn.Parameter(torch.empty(n, size)) for n, size in zip(config.shape, config.widths, strict=True)
+            )
 
     def forward(self, positions: Int[Tensor, "b pos"], like: Tensor) -> Float[Tensor, "b pos d_model"]:
         positions = positions + self.offset if self.offset else positions
         if isinstance(self.config, Sinusoidal):
             return sinusoids(positions, self.d_model, self.config.layout, self.config.slowest).to(like.dtype)
+        if isinstance(self.config, Axial):
+            assert self.rows is not None and self.columns is not None, "axial positions have two tables"
+            n_columns = self.config.shape[1]
+            both = F.embedding(positions // n_columns, self.rows), F.embedding(positions % n_columns, self.columns)
+            return torch.cat(both * self.config.copies, -1)
         assert self.weight is not None, "learned positions have a table"
         return F.embedding(positions, self.weight)
 
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
-        if self.weight is not None and length > self.max_len:
+        if not isinstance(self.config, Sinusoidal) and length > self.max_len:
             raise TextError(
                 f"{length} tokens, but the model has learned positions for max_len={self.max_len} only; "
                 f"shorten the text to {self.max_len} tokens."

@@ -29,8 +29,8 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
                 for rows in _separate_rows(model, name, module):
                     nn.init.xavier_uniform_(rows)
         elif isinstance(module, (VocabularyMatrix, PositionTable)):
-            own = module.matrix if isinstance(module, VocabularyMatrix) else module.weight
-            if own is not None:
+            tables = [module.matrix] if isinstance(module, VocabularyMatrix) else module.parameters()
+            for own in [table for table in tables if table is not None]:
                 nn.init.normal_(own, std=0.02 if scheme == "gpt" else own.shape[1] ** -0.5)
 
 

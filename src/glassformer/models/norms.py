@@ -219,11 +219,11 @@ class Norm(nn.Module):
         """Return the linear part of `affine`: what becomes of one addend of the stream."""
         if self.identity:
             return x
-        x = x - self._mean(x) if self.centred else x
+        x = x - self.mean(x) if self.centred else x
         out, gain = x / scale[..., None], self.gain
         return out if gain is None else (out * gain.to(out.device)).to(out.dtype)
 
-    def _mean(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... 1"]:
+    def mean(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... 1"]:
         """Return the mean of what it reads."""
         return (x if self.inside is None else x[..., self.inside]).mean(-1, keepdim=True)
 
@@ -233,7 +233,7 @@ class Norm(nn.Module):
         u = u if gain is None else (u * gain.detach().to(u.device)).to(u.dtype)
         if not self.centred or self.inside is None:
             return u - u.mean(-1, keepdim=True) if self.centred else u
-        return self._outside_zero(u[..., self.inside] - self._mean(u))
+        return self._outside_zero(u[..., self.inside] - self.mean(u))
 
     def sites(self) -> Iterator[Site]:
         scale = {} if self.identity else {self.names[1]: "batch pos"}

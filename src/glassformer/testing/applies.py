@@ -52,7 +52,7 @@ from glassformer.models import (
 )
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
-from glassformer.testing.models import ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
+from glassformer.testing.models import ALTERNATING, ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
 from glassformer.testing.plain import plain
 from glassformer.testing.sub_layer_laws import WIRINGS
 from glassformer.trace import Foreign
@@ -199,7 +199,8 @@ def sub_layers() -> dict[str, Made]:
 
 def models() -> dict[str, Made]:
     """Return the tiny models of every architecture, and a module of plain PyTorch under our names."""
-    known: dict[str, Made] = {name: partial(subject, name) for name in (*ARCHITECTURES, *ENCODERS, *RECURRENT)}
+    names = (*ARCHITECTURES, *ENCODERS, *RECURRENT, *ALTERNATING)
+    known: dict[str, Made] = {name: partial(subject, name) for name in names}
     return known | {"module with a spec": plain}
 
 

@@ -30,6 +30,7 @@ from glassformer.attention import (
 from glassformer.data.batch import Batch, next_token_batch
 from glassformer.models import (
     AdaptiveSoftmax,
+    Axial,
     BlockConfig,
     DecoderConfig,
     EncoderConfig,
@@ -68,6 +69,10 @@ def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
     return DecoderConfig(layers=layers, **(_DEEP | kwargs))
 
 
+_HALVES: Any = (
+    (Attention(2, d_head=4), "second", "first"),
+    (Mlp(12), "first", "second"),
+)  # a part, and the halves that it reads and writes
 _BOTH_WAYS, _BACK = RelativeBias(8, 6, bidirectional=True), RelativeBias(4, 6)
 
 
@@ -247,6 +252,21 @@ RECURRENT: dict[str, ModelConfig] = {
 }
 
 
+# attention in some blocks and an MLP in others: what holds of every block does not hold of these
+ALTERNATING: dict[str, ModelConfig] = {
+    # a stream of two halves, each read to write into the other, and positions of rows and columns in both
+    "halves": _decoder(
+        *[
+            BlockConfig((part,), LayerNorm(half=read), "sandwich", norm_after=ScaleOnly(half=written))
+            for part, read, written in _HALVES
+        ]
+        * 2,
+        positions=Axial((5, 5), (3, 5), copies=2),
+        tied=False,
+    ),
+}
+
+
 @dataclass
 class Subject:
     """A tiny model in float64 with a batch to run it on."""
@@ -288,7 +308,7 @@ class Subject:
 
 def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
     """Build an architecture by name, with random weights and random tokens."""
-    return drawn(name, (ARCHITECTURES | ENCODERS | RECURRENT)[name], batch, length, seed, dtype)
+    return drawn(name, (ARCHITECTURES | ENCODERS | RECURRENT | ALTERNATING)[name], batch, length, seed, dtype)
 
 
 def drawn(

@@ -51,7 +51,7 @@ def fold(w: HeadWeights) -> HeadWeights:
     if halves:
         raise AnalysisUnavailable(
             f"fold: {halves[0]} reads half of the stream, whose mean and size are not those of what others read.\n"
-            "    Weights as they are: head_weights(model), without fold."
+            "    Weights as they are: weights.of(model, fold=False)."
         )
     norms = dict(w.norms)
     attention = [_fold_attention(w, layer, norms) for layer in w.attention]

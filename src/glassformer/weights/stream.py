@@ -182,7 +182,7 @@ class HeadWeights:
         body, one = (rows[..., :-1], rows[..., -1:]) if self.augmented else (rows, None)
         gain, shift = self.norms[norm.at_out]
         scale = norm.scale(body)[..., None] if scale is None else scale
-        body = (body - body.mean(-1, keepdim=True) if norm.centred else body) / scale
+        body = (body - norm.mean(body) if norm.centred else body) / scale
         body = body if gain is None else body * gain
         body = body + shift if bias and shift is not None else body
         return body if one is None else torch.cat((body, one), -1)

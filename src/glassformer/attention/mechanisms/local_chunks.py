@@ -1,0 +1,135 @@
+"""Local attention by chunks: a text is cut into chunks, and queries meet the keys of their own and of some beside it.
+
+    z_t = sum_s softmax_s(q_t . k_s * scale) v_s          over s with t // chunk - s // chunk in [-after, before]
+
+so that a query sees from `before` chunks to nearly one more behind it, by where it stands in its own. A window sees as
+many from everywhere.
+
+Pattern: exact, non-negative, rows sum to one.
+State: keys and values of the last (before + 1) chunk - 1 positions.
+Cost: O(pos chunk (before + 1 + after)) time and memory. Positions that add to scores or make them, and queries that
+continue a state, take the pattern.
+Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", whose models alternate it with hashed attention; the
+chunks are those of google/trax and transformers. Chunks are counted from the beginning of each text.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Context, Rule
+from glassformer.attention.kernels.blocked import neighbours
+from glassformer.attention.kernels.fused import attend_masked
+from glassformer.attention.mechanisms.softmax import SoftmaxMixer
+from glassformer.attention.mixer import Dims, Traits, per_query_head
+from glassformer.attention.packed import by_document, documents_of
+from glassformer.attention.softmax_weights import SoftmaxWeights
+from glassformer.config import require
+from glassformer.trace import Tape
+
+
+@dataclass(frozen=True)
+class Chunks(Rule):
+    """Keys of a query's own chunk and of some beside it."""
+
+    chunk: int
+    before: int
+    after: int
+
+    by_distance: ClassVar[bool] = False
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        apart = q // self.chunk - k // self.chunk
+        return (apart <= self.before) & (apart >= -self.after)
+
+
+@dataclass(frozen=True)
+class LocalChunks(SoftmaxWeights, kind="local_chunks"):
+    """Attention within a chunk of a text and to some chunks beside it.
+
+    Args:
+        window: Each query sees keys less than this many positions away besides; None for all.
+        scale: Factor on the scores; 1 / sqrt(d_head) by default.
+        cap: Largest size of q . k * scale, approached smoothly; what positions add and the mask come behind it.
+        sinks: One learned logit per head that takes part in the normaliser and has no value.
+        temperature: What else multiplies q . k * scale.
+        chunk: Positions of a chunk.
+        before: How many chunks before its own a query sees.
+        after: How many chunks behind its own, in a text that is read both ways.
+    """
+
+    chunk: int = 64
+    before: int = 1
+    after: int = 0
+
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
+    variants = ({"chunk": 2}, {"chunk": 3, "before": 0}, {"chunk": 2, "before": 1, "after": 1, "sinks": True})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.chunk >= 1, f"local_chunks: chunk must be at least 1, found {self.chunk}.")
+        for name in ("before", "after"):
+            require(
+                getattr(self, name) >= 0, f"local_chunks: {name} must not be negative, found {getattr(self, name)}."
+            )
+
+    @property
+    def rule(self) -> Rule:
+        return Chunks(self.chunk, self.before, self.after)
+
+    @property
+    def reach(self) -> int:
+        furthest = (self.before + 1) * self.chunk - 1
+        return furthest if self.window is None else min(furthest, self.window - 1)
+
+    @property
+    def crosses(self) -> bool:
+        return False
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Both products over all pairs that are handed to kernels, masked ones included."""
+        met = self.chunk * (self.before + 1 + (0 if causal else self.after))
+        rows = -(-n_queries // self.chunk) * self.chunk if n_queries == n_keys else n_queries
+        return 2 * dims.n_heads * rows * min(met, n_keys) * (dims.d_head + dims.d_value)
+
+
+class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
+    config: LocalChunks  # type: ignore[assignment]
+
+    @property
+    def takes_parts(self) -> bool:
+        return False
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        n = q.shape[-2]
+        plain = self.sinks is None and self.config.window is None and not self.needs_scores
+        if not plain or context.biased or n != k.shape[-2] or torch.compiler.is_compiling():
+            return self.dense(q, k, v, x, context, tape)
+        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
+        if (runs := documents_of(context, n, n, len(q))) is not None:
+            return by_document(self._mixed, context, runs, q, k, v)
+        return self._mixed(context, q, k, v)
+
+    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        """Return what queries of each chunk mix of those beside it."""
+        config, (batch, _, n), device = self.config, q.shape[:3], q.device
+        if context.first != 0:
+            # chunks are counted from where each row begins
+            return self.weighed(self.pattern(q, k, q, context, None), v, q, context, None)
+        ahead = 0 if context.looks_back else config.after
+        query = neighbours(q, config.chunk, 0, 0).flatten(0, 1)
+        key, value = (neighbours(u, config.chunk, config.before, ahead).flatten(0, 1) for u in (k, v))
+        blocks = len(query) // batch
+        start = (torch.arange(blocks, device=device) * config.chunk)[:, None, None, None]
+        at = (start + torch.arange(config.chunk, device=device)[:, None]).clamp_max(n - 1)
+        of_key = start + torch.arange(-config.before * config.chunk, (1 + ahead) * config.chunk, device=device)
+        rows = torch.arange(context.mask.batch, device=device)[:, None, None]
+        allowed = context.mask.allows(rows, at, of_key.clamp(0, n - 1)) & (of_key >= 0) & (of_key < n)
+        allowed = allowed.expand(blocks, batch, -1, -1).flatten(0, 1)[:, None]
+        z = attend_masked(query, key, value, allowed, self.scale)
+        if not context.sees_itself:
+            z = z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        return z.unflatten(0, (blocks, batch)).movedim(0, 2).flatten(2, 3)[..., :n, :]
