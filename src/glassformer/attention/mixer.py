@@ -145,6 +145,11 @@ class MixerConfig(Config, family=True):
         return None
 
     @property
+    def continues(self) -> bool:
+        """Whether a text may be continued from a state, and rows of several be padded to one length."""
+        return not self.bidirectional
+
+    @property
     def crosses(self) -> bool:
         """Whether keys may come from another sequence, where distance means nothing."""
         return self.reach is None

@@ -47,7 +47,7 @@ def run(case: Case) -> Measures:
 
 def meets(q: Tensor, rounds: int, layer: int) -> tuple[float, float]:
     """Return how often a query meets the key with its largest weight, and how many of all earlier keys it meets."""
-    mixer = Lsh(BUCKETS, CHUNK, rounds).build(Attention(HEADS).dims(WIDTH, LENGTH, layer), "head")
+    mixer: Any = Lsh(BUCKETS, CHUNK, rounds).build(Attention(HEADS).dims(WIDTH, LENGTH, layer), "head")
     context = make_context(len(q), q.shape[-2], q.device, is_causal=True)
     pattern = mixer.pattern(q, q, q, context, None) > 0
     earlier = torch.ones(pattern.shape[-2:], dtype=torch.bool).tril(-1)

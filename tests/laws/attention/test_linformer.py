@@ -1,5 +1,7 @@
 """Linformer: what it equals where its rows are those of the text, its rank, and what it costs."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -56,11 +58,16 @@ def test_rows_sum_to_what_the_rows_of_values_sum_to():
 
 
 def test_maps_are_as_many_as_sharing_says_and_layers_that_share_store_them_once():
-    shapes = {"none": (2, 2, N, 3), "headwise": (2, 1, N, 3), "key_value": (1, 1, N, 3), "layerwise": (1, 1, N, 3)}
+    shapes: dict[Any, tuple[int, ...]] = {
+        "none": (2, 2, N, 3),
+        "headwise": (2, 1, N, 3),
+        "key_value": (1, 1, N, 3),
+        "layerwise": (1, 1, N, 3),
+    }
     for sharing, shape in shapes.items():
         assert layer(Linformer(3, sharing)).mixer.maps.columns.shape == shape
     blocks = repeat(block(Linformer(3, "layerwise"), n_heads=2), 3)
-    model = EncoderConfig(11, 12, blocks, max_len=N).build().double()
+    model: Any = EncoderConfig(11, 12, blocks, max_len=N).build().double()
     named = [name for name in model.state_dict() if "maps" in name]
     assert named == ["stack.blocks.0.attn.mixer.maps.columns"]
     ids = torch.arange(N)[None]

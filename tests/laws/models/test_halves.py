@@ -1,5 +1,7 @@
 """A stream of two halves, each read to write into the other: what Reformer's reversible layers make of it."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,7 +26,8 @@ def test_two_streams_by_hand_give_the_same():
     first, second = entered.chunk(2, -1)
     for i, layer in enumerate(model.stack.blocks):
         name = layer.names[0]
-        part, norm = layer.part(name), layer.norm(name)
+        part: Any = layer.part(name)
+        norm = layer.norm(name)
         read = second if i % 2 == 0 else first
         normed = torch.nn.functional.layer_norm(read, read.shape[-1:], norm.weight, norm.bias, norm.eps)
         whole = torch.zeros_like(entered)

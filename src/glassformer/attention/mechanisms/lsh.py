@@ -25,6 +25,7 @@ of a bucket and not of the sorted text, which no later token can change, and in 
 room; as in transformers scores are not divided by sqrt(d).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -87,6 +88,10 @@ class Lsh(MixerConfig, kind="lsh"):
     @property
     def crosses(self) -> bool:
         return False
+
+    @property
+    def continues(self) -> bool:
+        return self.form == "paper"
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         return {"mixer": self, "projection": Tied(key="query")}
@@ -182,17 +187,17 @@ class LshMixer(Mixer, config=Lsh):
         if n <= self.config.chunk:
             return k.new_ones(1, 1, n, n)
         place = self._sorted(k)[1] // self.config.chunk
-        chunks = self.config.n_rounds * n // self.config.chunk
+        chunks = int(place.max()) + 1
         counts = k.new_zeros(len(k), self.dims.n_heads, n, n)
         for of_query in range(self.config.n_rounds):
             for of_key in range(self.config.n_rounds):
-                apart = (place[:, :, of_query, :, None] - place[:, :, of_key, None]) % chunks
+                apart = (place[:, :, of_query, :n, None] - place[:, :, of_key, None, :n]) % chunks
                 counts = counts + ((apart == 0) | (apart == 1)).to(counts.dtype)
         return counts
 
     def _alone(self, context: Context, k: Tensor) -> int:
         """Return the length of a text that is read in the form of the library, or raise that it cannot be."""
-        n, chunk = k.shape[-2], self.config.chunk
+        n = k.shape[-2]
         whole = n == context.positions.shape[-1] and n == context.key_positions.shape[-1]
         if not whole or any(isinstance(term, (Padding, Documents)) for term in context.mask.terms):
             raise AnalysisUnavailable(
@@ -200,18 +205,17 @@ class LshMixer(Mixer, config=Lsh):
                 "all others of its row: rows may not be padded, packed or continued.\n"
                 '    form="paper" has no such limit.'
             )
-        if n > chunk and n % chunk:
-            raise AnalysisUnavailable(
-                f'layer {self.dims.layer} uses "lsh" in the form of the library, which cuts texts into chunks of '
-                f'{chunk}; found {n} tokens.\n    Fill the text up to a multiple of {chunk}, or use form="paper".'
-            )
         return n
 
-    def _sorted(self, k: Tensor) -> tuple[Int[Tensor, "batch head slot"], Int[Tensor, "batch head round key"]]:
-        """Return which token stands in each slot of all rounds laid end to end, and where each token stands."""
-        bucket = self.buckets(k)
-        rounds = torch.arange(self.config.n_rounds, device=k.device)[:, None]
-        order = (bucket + rounds * (bucket.max() + 1)).flatten(2).argsort(dim=-1, stable=True)
+    def _sorted(self, k: Tensor) -> tuple[Int[Tensor, "batch head slot"], Int[Tensor, "batch head round place"]]:
+        """Return which token stands in each slot of all rounds laid end to end, and where each token stands.
+
+        What fills a text up to whole chunks counts as tokens behind it, with a bucket of their own.
+        """
+        bucket, n_rounds = self.buckets(k), self.config.n_rounds
+        bucket = F.pad(bucket, (0, -k.shape[-2] % self.config.chunk), value=math.prod(self.config.factors))
+        rounds = torch.arange(n_rounds, device=k.device)[:, None]
+        order = (bucket + rounds * (math.prod(self.config.factors) + 1)).flatten(2).argsort(dim=-1, stable=True)
         return order, order.argsort(dim=-1).view_as(bucket)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
@@ -309,28 +313,31 @@ class LshMixer(Mixer, config=Lsh):
         """Return what rounds laid end to end give, each by its share of the whole sum."""
         config, (batch, heads, n) = self.config, q.shape[:3]
         order, place = self._sorted(q)
-        k, v = self.normed(q), per_query_head(v, q)
+        k, v, whole = self.normed(q), per_query_head(v, q), place.shape[-1]
+        token = order % whole
 
         def chunks(rows: Tensor) -> Tensor:
-            taken = rows.gather(-2, (order % n)[..., None].expand(-1, -1, -1, rows.shape[-1]))
+            rows = F.pad(rows, (0, 0, 0, whole - n))
+            taken = rows.gather(-2, token[..., None].expand(-1, -1, -1, rows.shape[-1]))
             return taken.view(batch, heads, -1, config.chunk, rows.shape[-1])
 
         def beside(rows: Tensor, axis: int) -> Tensor:
             return torch.cat((rows.roll(1, 2), rows), axis)
 
-        own = (order % n).view(batch, heads, -1, config.chunk)
+        own = token.view(batch, heads, -1, config.chunk)
         at, other = own[..., :, None], beside(own, -1)[..., None, :]
         rows = torch.arange(context.mask.batch, device=q.device)[:, None, None, None, None]
         scores = chunks(q) @ beside(chunks(k), -2).mT
-        scores = (scores + torch.where(at == other, ITSELF, 0.0)).masked_fill(
-            ~context.mask.allows(rows, at, other), float("-inf")
-        )
+        allowed = context.mask.allows(rows, at.clamp_max(n - 1), other.clamp_max(n - 1)) & (other < n)
+        # what fills up sees itself, so that no row is empty
+        allowed = allowed | (at == other)
+        scores = (scores + torch.where(at == other, ITSELF, 0.0)).masked_fill(~allowed, float("-inf"))
         total = scores.logsumexp(-1, keepdim=True)
         mixed = (scores - total).exp() @ beside(chunks(v), -2)
 
         def by_round(rows: Tensor) -> Tensor:
             rows = rows.flatten(2, 3).gather(-2, place.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1]))
-            return rows.unflatten(2, (config.n_rounds, n))
+            return rows.unflatten(2, (config.n_rounds, whole))[..., :n, :]
 
         return (by_round(total).softmax(2) * by_round(mixed)).sum(2)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glassformer.attention import Mixer
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.comparison.reference import (
     DIVERGES,
@@ -170,7 +171,13 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
         found = _encoder(checkpoint, theirs, tokens, lengths, modules)
     else:
         assert isinstance(checkpoint.model, Decoder), "there is no other kind"
-        found = _decoder(theirs, tokens, lengths, steps, modules)
+        mixers = [part for part in checkpoint.model.modules() if isinstance(part, Mixer)]
+        if all(mixer.config.continues for mixer in mixers):
+            found = _decoder(theirs, tokens, lengths, steps, modules)
+        else:
+            # rows stand alone, and what such references compute on the way lies otherwise
+            logits = {"logits": recorded(theirs, tokens)["logits"]}
+            found = [lambda ours: compared_with(ours, logits, tokens)]
 
     def named(comparison: Comparison) -> Comparison:
         return lambda ours: (dataclasses.replace(d, theirs=modules.get(d.site, "")) for d in comparison(ours))

@@ -142,9 +142,20 @@ def taken_apart(
             part = piece.part(found[piece.name])
             rows = _rows(part, source.shape)
             assert rows is not None, f"{piece.name} does not hold whole rows of {name}"
-            part.copy_(ours[start : start + rows].reshape(part.shape))
+            _write(part, ours[start : start + rows].reshape(part.shape), name, piece.name)
             start += rows
     return found
+
+
+def _write(part: Tensor, ours: Tensor, name: str, theirs: str) -> None:
+    """Copy into a view on theirs; what it shows several times must be the same there in ours."""
+    for axis, (size, stride) in enumerate(zip(part.shape, part.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            once = ours.narrow(axis, 0, 1)
+            if not torch.equal(once.expand_as(ours), ours):
+                raise CheckpointError(f'"{name}" holds "{theirs}" {size} times, and in this model they differ.')
+            part, ours = part.narrow(axis, 0, 1), once
+    part.copy_(ours)
 
 
 def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles) -> dict[str, str]:
