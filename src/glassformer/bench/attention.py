@@ -4,11 +4,11 @@
 
 Mechanisms alone are timed, in layers of equal width n_heads x d_head: no projections, no positions. Five calls are:
 
-    forward, forward + backward      causal, over one text; and packed, over several documents in a row. What needs a
-                                     text whole is measured, like the baseline beside it, without the causal mask
+    forward, forward + backward      causal, over one text; and packed, over several documents in a row
     decode step                      one position more, on the state of a text of this length
 
-Subject and baseline take turns in one process (`paired`), every call with A/A. Masks are made once per pass and shared
+What needs a text whole is measured, like the baseline beside it, without the causal mask, and has no step. Subject and
+baseline take turns in one process (`paired`), every call with A/A. Masks are made once per pass and shared
 by all layers of a model: they count as memory, and not as time.
 """
 
