@@ -35,7 +35,8 @@ def pairs() -> Iterator[Pair]:
             name,
             partial(ours, ids, **ours_given),
             partial(_output, theirs, ids, theirs_given),
-            *_weights(ours, theirs),
+            _weights(ours),
+            _weights(theirs),
         )
     yield _lsh()
     yield _linformer()
@@ -48,8 +49,8 @@ def opened(theirs: Any) -> Any:
         return gf.load(Path(folder)).eval()
 
 
-def _weights(*models: Any) -> list[list[torch.Tensor]]:
-    return [[p.requires_grad_() for p in model.parameters()] for model in models]
+def _weights(model: Any) -> list[torch.Tensor]:
+    return [p.requires_grad_() for p in model.parameters()]
 
 
 def _output(theirs: Any, ids: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -94,9 +95,14 @@ def _lsh() -> Pair:
     from transformers import ReformerConfig
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-    told = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "attention_head_size": WIDTH // HEADS, "hash_seed": 0}
+    told: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "attention_head_size": WIDTH // HEADS,
+        "hash_seed": 0,
+    }
     config = ReformerConfig(
-        **told, num_buckets=128, num_hashes=4, lsh_attn_chunk_length=64, is_decoder=True, attn_layers=["lsh"],
+        **told, hash_seed=0, num_buckets=128, num_hashes=4, lsh_attn_chunk_length=64, is_decoder=True, attn_layers=["lsh"],
         lsh_attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     theirs = LSHSelfAttention(config).double().eval()
@@ -133,4 +139,4 @@ def _layers(name: str, ours: Any, run: Any, theirs: Any, *, causal: bool) -> Pai
     def mixed() -> torch.Tensor:
         return ours.eval()(x, make_context(1, LENGTH, x.device, is_causal=causal))[0]
 
-    return name, mixed, partial(run, x), *_weights(ours, theirs)
+    return name, mixed, partial(run, x), _weights(ours), _weights(theirs)

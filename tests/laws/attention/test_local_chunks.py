@@ -28,8 +28,8 @@ def test_a_query_sees_its_own_chunk_and_those_beside_it_and_both_routes_agree(co
     assert torch.equal(values.isfinite(), seen.expand_as(values))
     fast, dense = ours(x, context), ours(x, context, tape=ours.tape("pattern", grad=True))
     close(fast, dense)
-    both = (torch.autograd.grad((out * stream(2, 17, 3)).sum(), x)[0] for out in (fast, dense))
-    close(*both)
+    one, other = (torch.autograd.grad((out * stream(2, 17, 3)).sum(), x)[0] for out in (fast, dense))
+    close(one, other)
 
 
 def test_one_chunk_of_the_whole_text_is_softmax_attention():

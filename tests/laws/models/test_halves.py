@@ -21,7 +21,8 @@ NORMS = [LayerNorm(half="first"), LayerNorm(half="second", gain=False, bias=Fals
 
 def test_two_streams_by_hand_give_the_same():
     one = subject("halves")
-    model, (ids,) = one.model, one.inputs
+    model: Any = one.model
+    (ids,) = one.inputs
     entered = model.embed(ids, torch.arange(ids.shape[1])[None], None)
     first, second = entered.chunk(2, -1)
     for i, layer in enumerate(model.stack.blocks):
@@ -32,7 +33,7 @@ def test_two_streams_by_hand_give_the_same():
         normed = torch.nn.functional.layer_norm(read, read.shape[-1:], norm.weight, norm.bias, norm.eps)
         whole = torch.zeros_like(entered)
         whole[..., norm.inside] = normed
-        written = part(whole, make_context(*ids.shape, ids.device, is_causal=True))[0]
+        written = part(whole, make_context(len(ids), ids.shape[1], ids.device, is_causal=True))[0]
         half = written.shape[-1] // 2
         if i % 2 == 0:
             first = first + written[..., :half]
