@@ -102,7 +102,7 @@ def _lsh() -> Pair:
         "hash_seed": 0,
     }
     config = ReformerConfig(
-        **told, hash_seed=0, num_buckets=128, num_hashes=4, lsh_attn_chunk_length=64, is_decoder=True, attn_layers=["lsh"],
+        **told, num_buckets=128, num_hashes=4, lsh_attn_chunk_length=64, is_decoder=True, attn_layers=["lsh"],
         lsh_attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     theirs = LSHSelfAttention(config).double().eval()
