@@ -4,9 +4,9 @@ In place of random blocks the reference reads the first block at inference, agai
 be longer than what is met it reads by full attention; both belong to what a checkpoint gives. A model that was trained
 with the authors' random blocks has them with `BigBird(random="authors")`.
 
-Longer texts agree with the reference where they stand alone. In rows that are padded its blocks are those of the row, of
-which the last one, all padding, stands for the end of the text; here a text has its own blocks, padded or not. Patterns
-that the reference returns leave out that the first block counts again, and do not give its output.
+Longer texts agree with the reference where they stand alone. In rows that are padded its blocks are those of the row,
+of which the last one, all padding, stands for the end of the text; here a text has its own blocks, padded or not.
+Patterns that the reference returns leave out that the first block counts again, and do not give its output.
 """
 
 from typing import Any
