@@ -591,7 +591,9 @@ def test_a_pattern_with_state_is_rows_of_the_whole_pattern_or_no_pattern(kind: s
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @given(data=st.data())
 def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, data: st.DataObject) -> None:
-    layer = data.draw(layers(kind))
+    hashes = cast(Any, MixerConfig.registry[kind]).traits.hashes
+    # rotation rounds, and what is rounded may fall into another bucket
+    layer = data.draw(layers(kind, placed=st.just(NoPositions())) if hashes else layers(kind))
     # long enough for decays that were rounded to bfloat16 to go astray
     x = stream(2, 32)
     low, high = layer.module.to(dtype), layer
