@@ -96,14 +96,16 @@ class StreamingMixer(Mixer, config=Streaming):
         return self.dims.d_head**-0.5 if self.config.scale is None else self.config.scale
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        is_first = (context.key_positions < self.config.first)[:, None, None, :]
+        given, is_first = q.dtype, (context.key_positions < self.config.first)[:, None, None, :]
+        q, k = _widened(q), _widened(k)
         scores = torch.where(is_first, self._of_first(q, k, context), self._scores(q, k, context))
         near = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
         allowed = context.allowed(q.shape[-2], k.shape[-2])
         assert near is not None, "a window hides something"
         seen = near | (is_first if allowed is None else is_first & allowed)
         scores = site(tape, self.at.scores, scores.masked_fill(~seen, float("-inf")))
-        return masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+        pattern = masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+        return pattern.to(given)
 
     def _scores(self, q: Tensor, k: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
         scores = context.scores(product, q * self.scale, k)
@@ -170,6 +172,7 @@ class StreamingMixer(Mixer, config=Streaming):
         places = torch.arange(self.config.first, device=q.device)
         # who has one of the first tokens in the window meets it there
         behind = (context.positions[..., None] - places >= self.config.window)[:, None]
+        q, first_key, key = _widened(q), _widened(first_key), _widened(key)
         of_first = self._of_first(q, first_key, context, places.expand(len(context.positions), -1)).masked_fill(
             ~behind, float("-inf")
         )
@@ -177,7 +180,7 @@ class StreamingMixer(Mixer, config=Streaming):
         assert near is not None, "a window hides something"
         of_last = self._scores(q, key, context).masked_fill(~near, float("-inf"))
         pattern = masked_softmax(torch.cat((of_first, of_last), -1), empty_rows=not context.sees_itself)
-        return pattern @ torch.cat((first_value, value), -2), after
+        return pattern.to(value.dtype) @ torch.cat((first_value, value), -2), after
 
     def _beginning(
         self, k: Tensor, v: Tensor, context: Context, state: StreamingState
@@ -202,3 +205,8 @@ class StreamingMixer(Mixer, config=Streaming):
             like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_head),
             like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_value),
         )
+
+
+def _widened(x: Tensor) -> Tensor:
+    """Return queries or keys as their products are made: large scores rounded to eight bits would say little."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
