@@ -28,7 +28,7 @@ from glassformer.files.packaged import CONFIG
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views
-from glassformer.weights.fold import Reading, all_centre, centre_write, fold_attention
+from glassformer.weights.fold import Reading, all_centre, centre_write, fold_attention, require_whole
 
 
 def save_shards(config: ModelConfig, shards: Sequence[Mapping[str, Tensor]], folder: str | Path) -> Path:
@@ -68,6 +68,7 @@ class AttentionReader:
 
     Raises:
         CheckpointError: The folder holds no decoder, or a tensor is missing, of another shape or not finite.
+        AnalysisUnavailable: It is to be folded, and a norm reads half of the stream.
     """
 
     def __init__(self, folder: str | Path, fold: bool = True) -> None:
@@ -76,6 +77,8 @@ class AttentionReader:
         self.model: Any = self.checkpoint.model
         if not isinstance(self.model, Decoder):
             raise CheckpointError(f'"{folder}" holds no decoder; load it whole: glassformer.load.')
+        if fold:
+            require_whole(self.model)
         self._last: list[str] = []
         self.keys = [(layer.block, layer.name) for layer in self.model.sub_layers() if layer.attention is not None]
 

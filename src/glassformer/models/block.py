@@ -59,6 +59,20 @@ class BlockConfig(Config):
             'block: scale_only brings nothing to a standard size; it stands behind sub-layers, wiring="sandwich", '
             "norm_after=ScaleOnly(factor).",
         )
+        halved = getattr(self.norm, "half", None) is not None, getattr(self.norm_after, "half", None) is not None
+        require(
+            not any(halved) or self.wiring in ("pre", "sandwich"),
+            f'block: a half of the stream is read and written in wiring "pre" and "sandwich"; found "{self.wiring}".',
+        )
+        require(
+            not halved[1] or isinstance(self.norm_after, ScaleOnly),
+            "block: what writes into a half of the stream passes ScaleOnly(half=…), no norm.",
+        )
+        require(
+            not halved[0] or self.wiring == "pre" or self.norm_after is not None,
+            "block: a norm of a half behind a sub-layer would leave the other half without what is written; give "
+            "norm_after.",
+        )
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
     @property

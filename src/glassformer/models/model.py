@@ -75,6 +75,9 @@ class ModelConfig(Config, family=True):
             require(getattr(self, name) >= 1, f"{self.kind}: {name} must be at least 1, found {getattr(self, name)}.")
         size = self.output_vocab_size
         require(size is None or size >= 1, f"{self.kind}: output_vocab_size must be at least 1, found {size}.")
+        for name in ("final_norm", "embed_norm"):
+            half = getattr(getattr(self, name, None), "half", None)
+            require(half is None, f"{self.kind}: {name} reads the whole stream; found half={half!r}.")
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
 

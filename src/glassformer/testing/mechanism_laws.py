@@ -196,6 +196,8 @@ def test_tokens_beyond_a_rows_length_change_nothing_before_it(kind: str, data: s
     other = x.clone()
     for row, length in enumerate(lengths.tolist()):
         other[row, length:] += 1.0
+    # lengths that hide nothing change nothing, of one row either
+    close(layer(x[:1], layer.context(x[:1], lengths=torch.tensor([5]))), layer(x[:1]))
     one, two = (layer(u, layer.context(u, lengths=lengths)) for u in (x, other))
     for row, length in enumerate(lengths.tolist()):
         assert torch.equal(one[row, :length], two[row, :length])

@@ -29,6 +29,16 @@ from glassformer.weights.stream import HeadWeights
 Gain = tuple[Tensor | None, Tensor | None]
 
 
+def require_whole(model: Model) -> None:
+    """Raise `AnalysisUnavailable` if a norm reads half of the stream."""
+    halves = [name for name, norm in model.named_modules() if isinstance(norm, Norm) and norm.inside is not None]
+    if halves:
+        raise AnalysisUnavailable(
+            f"fold: {halves[0]} reads half of the stream, whose mean and size are not those of what others read.\n"
+            "    Weights as they are: weights.of(model, fold=False)."
+        )
+
+
 class Reading(NamedTuple):
     """What a norm does to a row once its scale is fixed."""
 
@@ -44,15 +54,11 @@ def fold(w: HeadWeights) -> HeadWeights:
     by a constant per position, since the unembedding is centred over the vocabulary, unless logits are soft-capped.
 
     Raises:
-        AnalysisUnavailable: A weight is NaN or infinite, which folding would spread over all that read it.
+        AnalysisUnavailable: A weight is NaN or infinite, which folding would spread over all that read it; or a norm
+            reads half of the stream.
     """
     _require_finite(w.model)
-    halves = [name for name, norm in w.model.named_modules() if isinstance(norm, Norm) and norm.inside is not None]
-    if halves:
-        raise AnalysisUnavailable(
-            f"fold: {halves[0]} reads half of the stream, whose mean and size are not those of what others read.\n"
-            "    Weights as they are: weights.of(model, fold=False)."
-        )
+    require_whole(w.model)
     norms = dict(w.norms)
     attention = [_fold_attention(w, layer, norms) for layer in w.attention]
     mlps = [_fold_mlp(w, layer, norms) for layer in w.mlps]

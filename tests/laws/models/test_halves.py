@@ -8,8 +8,9 @@ import torch
 import glassformer as gf
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.checkpoints import load, save
+from glassformer.checkpoints.shards import AttentionReader
 from glassformer.errors import AnalysisUnavailable, ConfigError
-from glassformer.models import Axial, DecoderConfig, LayerNorm, ModelConfig, ScaleOnly, block
+from glassformer.models import Axial, BlockConfig, DecoderConfig, LayerNorm, Mlp, ModelConfig, ScaleOnly, block
 from glassformer.models.norms import Norm
 from glassformer.models.stack import make_context
 from glassformer.testing import close
@@ -71,6 +72,26 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
     loaded = load(save(model, tmp_path))
     ids = torch.arange(6)[None]
     close(loaded.double()(ids), model.float().double()(ids), 1e-5)
+
+
+def test_layers_read_one_by_one_are_not_folded_either(tmp_path):
+    folder = save(subject("halves").model, tmp_path)
+    AttentionReader(folder, fold=False)
+    with pytest.raises(AnalysisUnavailable, match="half of the stream"):
+        AttentionReader(folder)
+
+
+def test_where_a_half_would_leave_the_other_behind_it_is_refused():
+    half = LayerNorm(half="first")
+    wirings: list[Any] = ["post", "parallel", "sandwich"]
+    for wiring in wirings:
+        with pytest.raises(ConfigError, match="half"):
+            block(n_heads=1, norm=half, wiring=wiring)
+    with pytest.raises(ConfigError, match="no norm"):
+        BlockConfig((Mlp(4),), wiring="sandwich", norm_after=half)
+    for name in ("final_norm", "embed_norm"):
+        with pytest.raises(ConfigError, match=f"{name} reads the whole stream"):
+            DecoderConfig(11, 8, (block(n_heads=1),)).replace(**{name: half})
 
 
 def test_sizes_that_do_not_fit_are_refused_in_words():

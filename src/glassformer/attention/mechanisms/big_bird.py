@@ -173,12 +173,14 @@ class BigBirdMixer(Mixer, config=BigBird):
         if context.biased:
             return self.dense(q, k, v, x, context, tape)
         texts = self._texts(context, q.shape[-2], len(q))
-        return self._mixed(context, q, k, v) if len(texts) == 1 else by_document(self._mixed, context, texts, q, k, v)
+        if len(texts) == 1:
+            return self._mixed(context.excerpt(texts[0]), q, k, v)
+        return by_document(self._mixed, context, texts, q, k, v)
 
     def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        """Return what one text makes of itself; zeros of what is padding."""
+        """Return what one text makes of itself; zeros of what is padding, which its own mask hides."""
         config, n = self.config, q.shape[-2]
-        if context.mask.terms and any(isinstance(term, Padding) for term in context.mask.terms):
+        if context.mask.terms:
             return v.new_zeros(*q.shape[:-1], v.shape[-1])
         everywhere = torch.ones(1, 1, 1, n, dtype=torch.bool, device=q.device)
         if n <= config.full_up_to:
