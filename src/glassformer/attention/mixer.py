@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
@@ -245,6 +245,13 @@ class Mixer(nn.Module):
             heads: Which heads they are of.
         """
         return q
+
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b *stream h query key"] | None:
+        """Return which of the last keys each query may look at, by mask and mechanism; None for all.
+
+        Streams have an axis only where they differ.
+        """
+        return context.allowed(n_queries, n_keys)
 
     @property
     def key_streams(self) -> Int[Tensor, "head stream"] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context, Rule
@@ -110,6 +110,9 @@ class SoftmaxWeightsMixer(Mixer):
     def ruled(self, context: Context) -> Context:
         """Return the context with the mechanism's rule in it."""
         return context.ruled(self.config.rule)
+
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b h query key"] | None:
+        return self.ruled(context).allowed(n_queries, n_keys, self.config.limit)
 
     def tempered(
         self, rows: Float[Tensor, "*lead head query d"], context: Context | None, heads: slice = slice(None)

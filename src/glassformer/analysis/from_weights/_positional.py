@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
@@ -297,12 +297,15 @@ def _bias_row(w: HeadWeights, layer: AttentionWeights, side: Side) -> Tensor | N
         return None
 
 
-def _allowed(w: HeadWeights, layer: AttentionWeights, length: int) -> Tensor:
-    at = torch.arange(length, device=layer.Q.device)
-    back = at[:, None] - at[None]
-    allowed = torch.ones_like(back, dtype=torch.bool) if w.reads_ahead(layer.stack) else back >= 0
-    window = getattr(layer.module.mixer.config, "window", None)
-    return allowed if window is None else allowed & (back.abs() < window)
+def _allowed(layer: AttentionWeights, length: int, context: Context) -> Bool[Tensor, "#head *stream query key"]:
+    """Return which keys the queries see."""
+    seen = layer.module.mixer.visible(context, length, length)
+    if seen is None:
+        return torch.ones((1,) * (layer.Q.ndim - 2) + (length, length), dtype=torch.bool, device=layer.Q.device)
+    seen = seen[0].movedim(-3, 0)
+    if seen.ndim < layer.Q.ndim:
+        seen = seen[:, None]
+    return (seen if len(seen) == 1 else seen[layer.which]).to(layer.Q.device)
 
 
 def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
@@ -331,8 +334,11 @@ class _QueriesAndKeys:
     key: Float[Tensor, "head *stream pos d_head"]
     query_spread: Float[Tensor, "head *stream d_head d_head"]
     key_spread: Float[Tensor, "head *stream d_head d_head"]
-    allowed: Tensor
     context: Context
+
+    @property
+    def allowed(self) -> Bool[Tensor, "#head *stream query key"]:
+        return _allowed(self.layer, self.query.shape[-2], self.context)
 
     def scores(self) -> Float[Tensor, "head *stream query key"]:
         return self.content() + position_bias(self.layer, self.query.shape[-2])
@@ -345,18 +351,18 @@ class _QueriesAndKeys:
     def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
         allowed = self.allowed.to(scores.dtype)
-        count = allowed.sum(-1)[:, None]
+        count = allowed.sum(-1, keepdim=True).clamp_min(1)
         mean = (scores * allowed).sum(-1, keepdim=True) / count
         of_position = ((scores - mean).square() * allowed).sum((-2, -1))
         query, key = self.layer.asked(self._turned(self.query), self.context), self._turned(self.key)
         # second moments, position by position, as seen from the position turned to
         query_spread, key_spread = self._asked(self._spread(self.query_spread)), self._spread(self.key_spread)
         moments = query_spread + query[..., :, None] * query[..., None, :]
-        seen = torch.einsum("qk,...kde->...qde", allowed, key_spread)
+        seen = torch.einsum("...qk,...kde->...qde", allowed, key_spread)
         of_keys = torch.einsum("...qde,...qed->...", moments, seen)
         # what a query token's deviation makes of the keys' positions
         average = allowed @ key
-        outer = torch.einsum("qk,...kd,...ke->...qde", allowed, key, key)
+        outer = torch.einsum("...qk,...kd,...ke->...qde", allowed, key, key)
         between = outer - average[..., :, None] * average[..., None, :] / count[..., None]
         of_queries = torch.einsum("...qde,...qed->...", query_spread, between)
         return of_position / (of_position + (of_keys + of_queries) * self.layer.scale**2).clamp_min(1e-300)
@@ -398,7 +404,7 @@ def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _QueriesAndK
             mean = mean + w.projected(layer, side, "position")[..., :length, :]
         means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
     context = make_context(1, length, layer.Q.device, is_causal=not w.reads_ahead(layer.stack))
-    return _QueriesAndKeys(layer, *means, *spreads, allowed=_allowed(w, layer, length), context=context)
+    return _QueriesAndKeys(layer, *means, *spreads, context=context)
 
 
 def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

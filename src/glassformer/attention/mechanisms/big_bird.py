@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.attention.context import Context, Documents, Padding, Run
@@ -114,14 +114,21 @@ class BigBirdMixer(Mixer, config=BigBird):
         self.traits = replace(config.traits, bilinear_scores=config.random == "drawn")
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
         scores = placed(products(q * self.scale, k, context), context)
-        counts = scores.new_zeros(len(q), self.dims.n_heads, n, n)
-        for run in self._texts(context, n, len(q)):
+        counts = self._met(context, q.shape[-2], len(q)).to(scores)
+        return masked_softmax(site(tape, self.at.scores, scores + counts.log()))
+
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b head query key"]:
+        return self._met(context, n_keys, context.mask.batch) > 0
+
+    def _met(self, context: Context, n: int, batch: int) -> Float[Tensor, "batch head query key"]:
+        """Return how often each query of a row meets each key."""
+        counts = torch.zeros(batch, self.dims.n_heads, n, n, dtype=torch.float64)
+        for run in self._texts(context, n, batch):
             if not context.excerpt(run).mask.terms:
                 at = slice(run.start, run.stop)
-                counts[run.row : run.row + run.n_rows, :, at, at] = self._counts(run.length).to(counts)
-        return masked_softmax(site(tape, self.at.scores, scores + counts.log()))
+                counts[run.row : run.row + run.n_rows, :, at, at] = self._counts(run.length).double()
+        return counts
 
     def _texts(self, context: Context, n: int, batch: int) -> list[Run]:
         """Return the texts of all rows and, between them, what is padding."""

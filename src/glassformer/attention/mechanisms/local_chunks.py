@@ -27,6 +27,7 @@ from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Dims, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
+from glassformer.attention.temperature import LogN
 from glassformer.config import require
 from glassformer.trace import Tape
 
@@ -66,7 +67,11 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
     after: int = 0
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
-    variants = ({"chunk": 2}, {"chunk": 3, "before": 0}, {"chunk": 2, "before": 1, "after": 1, "sinks": True})
+    variants = (
+        {"chunk": 2, "temperature": LogN(2)},
+        {"chunk": 3, "before": 0},
+        {"chunk": 2, "before": 1, "after": 1, "sinks": True},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +113,6 @@ class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
         plain = self.sinks is None and self.config.window is None and not self.needs_scores
         if not plain or context.biased or n != k.shape[-2] or torch.compiler.is_compiling():
             return self.dense(q, k, v, x, context, tape)
-        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
         if (runs := documents_of(context, n, n, len(q))) is not None:
             return by_document(self._mixed, context, runs, q, k, v)
         return self._mixed(context, q, k, v)
@@ -118,7 +122,8 @@ class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
         config, (batch, _, n), device = self.config, q.shape[:3], q.device
         if context.first != 0:
             # chunks are counted from where each row begins
-            return self.weighed(self.pattern(q, k, q, context, None), v, q, context, None)
+            return self.dense(q, k, v, q, context, None)
+        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
         ahead = 0 if context.looks_back else config.after
         query = neighbours(q, config.chunk, 0, 0).flatten(0, 1)
         key, value = (neighbours(u, config.chunk, config.before, ahead).flatten(0, 1) for u in (k, v))

@@ -124,16 +124,20 @@ class LongformerMixer(Mixer, config=Longformer):
         self.near = EveryNth(rates if len(self.by_rate) > 1 else rates[:1], config.window)
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n, m = q.shape[-2], k.shape[-2]
         scores = placed(products(q * self.scale, k, context), context)
-        looks = self.near.allows(*context.places(n, m, self.near))
-        everywhere = torch.zeros_like(looks)
-        if (tokens := self.global_tokens(context, m)) is not None:
-            everywhere = tokens[:, None, -n:, None].expand(-1, *looks.shape[1:])
-            looks = (looks | tokens[:, None, None]) & ~everywhere
-        scores = scores.masked_fill(~torch.stack((looks, everywhere), 1), float("-inf"))
+        seen = self.visible(context, q.shape[-2], k.shape[-2])
         # a row has something to look at in one of the two
-        return masked_softmax(site(tape, self.at.scores, scores))
+        return masked_softmax(site(tape, self.at.scores, scores.masked_fill(~seen, float("-inf"))))
+
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b stream h query key"]:
+        looks = self.near.allows(*context.places(n_queries, n_keys, self.near))
+        everywhere = torch.zeros_like(looks)
+        if (tokens := self.global_tokens(context, n_keys)) is not None:
+            everywhere = tokens[:, None, -n_queries:, None].expand(-1, *looks.shape[1:])
+            looks = (looks | tokens[:, None, None]) & ~everywhere
+        seen = torch.stack((looks, everywhere), 1)
+        allowed = context.allowed(n_queries, n_keys)
+        return seen if allowed is None else seen & allowed[:, None]
 
     def global_tokens(self, context: Context, n_keys: int) -> Bool[Tensor, "b key"] | None:
         """Return which of the last keys are global tokens; None if none are."""

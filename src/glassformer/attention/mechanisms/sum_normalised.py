@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from glassformer.attention.context import Context
@@ -72,6 +73,9 @@ class SumNormalisedMixer(Mixer, config=SumNormalised):
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = scaled_scores(q.to(wide), k.to(wide), self.scale, context, self.config.window)
         return self.normalised(site(tape, self.at.scores, scores)).to(q.dtype)
+
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b h query key"] | None:
+        return context.allowed(n_queries, n_keys, self.config.window)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:

@@ -17,8 +17,9 @@ from glassformer.attention import (
     Rope,
     Softmax,
 )
+from glassformer.attention.mixer import MixerConfig
 from glassformer.errors import AnalysisUnavailable, NoPattern
-from glassformer.models import DecoderConfig, Learned, NoNorm, RmsNorm, block
+from glassformer.models import DecoderConfig, EncoderConfig, Learned, NoNorm, RmsNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
@@ -178,11 +179,29 @@ def test_heads_that_know_no_positions_say_so():
         analysis.from_weights.offset_scores(gf.run(handmade.bigram_model(torch.eye(3)), torch.tensor([[0, 1]])))
 
 
-def test_where_all_tokens_are_one_position_alone_gives_the_pattern_and_sinks_their_share():
-    layer = block(Softmax(sinks=True), n_heads=4, positions=Rope(), bias=True, norm=RmsNorm())
-    model = randomise(DecoderConfig(5, 16, (layer,), max_len=6).build().double().eval(), 4, std=0.4)
+# maps of differential attention are read one by one, and what General does to turned queries is refused
+VISIBLE = [
+    mixer
+    for kind, cls in sorted(MixerConfig.registry.items())
+    for mixer in (cls(**settings) for settings in ({}, *cls.variants))
+    if mixer.traits.bilinear_raw_scores and kind not in ("differential", "general")
+]
+
+
+@pytest.mark.parametrize("mixer", VISIBLE, ids=str)
+def test_where_all_tokens_are_one_position_alone_gives_the_pattern(mixer):
+    layer = block(mixer, n_heads=4, positions=Rope(), bias=True, norm=RmsNorm())
+    config = EncoderConfig if mixer.bidirectional else DecoderConfig
+    model = randomise(config(5, 16, (layer,), max_len=7).build().double().eval(), 4, std=0.4)
     with torch.no_grad():
         model.embed.weight[:] = model.embed.weight[0]
-    seen = gf.run(model, torch.arange(5)[None], read=["blocks.0.attn.pattern"])["blocks.0.attn.pattern"].values[0]
-    close(analysis.from_weights.positional_heads(model, length=5).patterns.values, seen)
-    assert (seen.sum(-1) < 1).all()
+    seen = gf.run(model, torch.arange(7)[None] % 5, read=["blocks.0.attn.pattern"])["blocks.0.attn.pattern"].values[0]
+    if not weights.of(model).of_stack()[0].module.mixer.traits.bilinear_raw_scores:
+        with pytest.raises(AnalysisUnavailable, match="bilinear"):
+            analysis.from_weights.positional_heads(model)
+        return
+    # streams of a head follow each other
+    by_map = seen if seen.ndim == 3 else seen.transpose(0, 1).flatten(0, 1)
+    close(analysis.from_weights.positional_heads(model, length=7).patterns.values, by_map)
+    if getattr(mixer, "sinks", False):
+        assert (seen.sum(-1) < 1).all()
