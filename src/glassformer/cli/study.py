@@ -152,7 +152,7 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
     else:
         table = Table("study", "seconds", "replay")
         for name, one in found.items():
-            table.add_row(name, f"{one.seconds:.0f}", one.said(reports[name]))
+            table.add_row(name, f"{one.seconds:.0f}", one.said())
         console = Console()
         console.print(table)
         counts = {outcome: sum(one.outcome == outcome for one in found.values()) for outcome in OUTCOMES}
@@ -194,7 +194,9 @@ def _show(path: Path, json: bool) -> None:
     from rich.markdown import Markdown
 
     from glassformer.files import read_json
+    from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
+    from glassformer.study.shelf import shipped_at, shipped_replays_at
 
     if json:
         print(path.read_text(encoding="utf-8"), end="")
@@ -205,5 +207,9 @@ def _show(path: Path, json: bool) -> None:
     if older:
         more = f" and {len(older) - 1} more" if len(older) > 1 else ""
         console.print(f"of earlier code: {older[0]}{more} changed since", highlight=False)
+    known = read_replays(shipped_replays_at()).get(report["study"]) if path == shipped_at(report["study"]) else None
+    if known is not None:
+        since = "" if known.is_current(report) else " That code has changed since."
+        console.print(f"{known.said()}{since}", highlight=False)
     page = path.with_suffix(".html")
     console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ def main(asked: list[str]) -> None:
         reports = {name: report for name in asked[1:] or names() if (report := shipped(name)) is not None}
         with tempfile.TemporaryDirectory() as folder:
             for name, found in replay_reports(reports, shipped_replays_at(), Path(folder)).items():
-                print(name, f"{found.seconds} s", found.said(reports[name]))
+                print(name, f"{found.seconds} s", found.said())
         return
     for name in asked:
         found = document(run_study(name), shipped(name))

@@ -6,9 +6,10 @@
 Any edit of a function that ran makes a report one "of earlier code", though hardly any edit changes a number. A replay
 tells these apart. Which run is made again follows from the study's name alone: one of the cheapest third, by hash.
 
-Two numbers are *equal* if they differ by less than a millionth of their size. They *agree* if the new one lies where one
-more seed would: in the 95 % interval for a single further draw, by Student's t, of the seeds recorded at the same point.
-So two seeds or more have to be recorded, and where all seeds gave one number only that number agrees. Times are left out.
+Two numbers are *equal* if they differ by less than a millionth of their size. They *agree* if the new one lies where
+one more seed would: in the 95 % interval for a single further draw, by Student's t, of the seeds recorded at the same
+point. So two seeds or more have to be recorded, and where all seeds gave one number only that number agrees. Times are
+left out.
 
     {"format": "glassformer.replays", "version": 1,
      "replays": {study: {"outcome", "why", "point", "seed", "measures", "seconds", "machine", "code", "also"}}}
@@ -88,15 +89,14 @@ class Replay:
         """Return whether the functions that ran are still what they were."""
         return self.code == _digest_of({*report["code"], *self.also})
 
-    def said(self, report: Mapping[str, Any]) -> str:
-        """Return it in a sentence, as pages and the command line say it."""
+    def said(self) -> str:
+        """Return it in a sentence, which names the code it is of by its digest."""
         where = ", ".join([*(f"{name}={value}" for name, value in self.point.items()), f"seed {self.seed}"])
-        by = "by the code of now" if self.is_current(report) else "by later code, changed since"
+        made = f"one run made again ({where}; code {self.code[:8]})"
         if self.outcome != "differs":
-            return f"One run ({where}) made again {by}: {self.outcome}."
+            return f"{made.capitalize()}: {self.outcome}."
         odd = [one for one in self.measures if one.outcome == "differs"]
-        why = self.why or "; ".join(_said(one) for one in odd[:3])
-        return f"Stale: one run ({where}) made again {by} differs: {why}."
+        return f"Stale: {made} differs: {self.why or '; '.join(_said(one) for one in odd[:3])}."
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
