@@ -10,7 +10,8 @@ import glassformer as gf
 from glassformer.labelled import Labelled
 
 model = gf.load("attn-only-2l")
-free = [id for id in range(model.config.vocab_size) if id not in model.tokenizer.specials]
+tokenizer = model.require_tokenizer()
+free = [id for id in range(model.config.vocab_size) if id not in tokenizer.specials]
 drawn = torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[:13].tolist()
 *unit, other = (free[i] for i in drawn)
 
@@ -19,7 +20,7 @@ drawn = torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[:1
 # in that one token only.
 
 # %%
-bos = [model.tokenizer.bos]
+bos = [tokenizer.require("bos")]
 clean_ids = bos + unit + unit[:6]
 corrupt_ids = bos + unit[:6] + [other] + unit[7:] + unit[:6]
 

@@ -34,5 +34,5 @@ def sample(name: str) -> Circuits:
         counts = torch.ones(3, 8, dtype=torch.bool)
         return circuits(model, Batch(target[:, :-1], target[:, 1:], counts, source=source), k=3)
     model = gpt() if name == "gpt" else signed()
-    ids = torch.tensor(model.tokenizer.encode(TEXT)[:128]).reshape(4, 32)
+    ids = torch.tensor(model.require_tokenizer().encode(TEXT)[:128]).reshape(4, 32)
     return circuits(model, next_token_batch(ids), k=4).replace(training=training_facts(METRICS))

@@ -61,7 +61,7 @@ def _sample(name: str) -> Sequence[Result]:
             for layers in (False, True)
         ]
     if name == "context":
-        ids = torch.tensor([model.tokenizer.encode(TEXT)[:60]])
+        ids = torch.tensor([model.require_tokenizer().encode(TEXT)[:60]])
         return [
             analysis.behaviour.long_context(model, ids, sink=1, recent=4),
             analysis.behaviour.rank_of_stream(model, ids),

@@ -239,7 +239,7 @@ def test_pairs_are_attributed_together_at_their_last_tokens(call: Any, words: st
     Path("pairs.csv").write_text(PAIRS)
     out, document = call("attribute", words, "--pairs", "pairs.csv")
     model = gf.load(words)
-    ids = [model.tokenizer.encode(word)[0] for word in ("four", "five", "two")]
+    ids = [model.require_tokenizer().encode(word)[0] for word in ("four", "five", "two")]
     logits = [after(model, text) for text in ("one two", "four one two")]
     expected = [float(logits[i][ids[i]] - logits[i][ids[2]]) for i in range(2)]
     found = document["results"][0]
@@ -254,7 +254,7 @@ def test_a_lens_averages_the_answers_of_pairs(call: Any, words: str) -> None:
     model = gf.load(words)
     found = document["results"][0]["probability"]["values"][-1]
     chances = [after(model, text).softmax(-1) for text in ("one two", "four one two")]
-    ids = [model.tokenizer.encode(word)[0] for word in ("four", "five")]
+    ids = [model.require_tokenizer().encode(word)[0] for word in ("four", "five")]
     assert [row[0] for row in found] == pytest.approx([float(p[i]) for p, i in zip(chances, ids)], abs=1e-5)
     assert "the answers of 2 prompts by depth" in out
 
@@ -375,7 +375,7 @@ def test_a_lens_follows_a_token_through_depth(call: Any, words: str) -> None:
     out, document = call("lens", words, "one two three", "--answer", "four")
     (found,) = document["results"]
     logits = after(gf.load(words), "one two three").softmax(-1)
-    answer = gf.load(words).tokenizer.encode("four")[0]
+    answer = gf.load(words).require_tokenizer().encode("four")[0]
     assert found["probability"]["values"][-1][0][-1] == pytest.approx(float(logits[answer]), abs=1e-5)
     assert "following four" in out and "1 post" in out
 

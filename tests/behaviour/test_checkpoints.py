@@ -68,7 +68,7 @@ def test_a_model_comes_back_as_it_was_saved(kind, tmp_path):
     loaded = checkpoints.load(checkpoints.save(model, tmp_path))
     assert loaded.config == model.config
     assert torch.equal(loaded(TOKENS), model(TOKENS))
-    assert loaded.tokenizer.encode("héllo") == model.tokenizer.encode("héllo")
+    assert loaded.require_tokenizer().encode("héllo") == model.require_tokenizer().encode("héllo")
     assert not loaded.training and all(p.requires_grad for p in loaded.parameters())
 
 

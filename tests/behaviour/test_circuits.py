@@ -162,7 +162,7 @@ def test_a_text_is_run_once_however_many_rows_are_asked_for(capsys: pytest.Captu
         )
         losses.append(json.loads(Path("rows.json").read_text())["ablated_loss"])
     capsys.readouterr()
-    n = len(gpt().tokenizer.encode(TEXT * 4))
+    n = len(gpt().require_tokenizer().encode(TEXT * 4))
     assert n < 3 * 256 and losses[0] == pytest.approx(losses[1])
 
 

@@ -137,7 +137,7 @@ def test_the_mask_tokens_name_is_the_token_and_its_place_is_what_is_asked_about(
     clean = logits[0, 3].softmax(-1).max()
     close(trace.clean.values[:1], clean[None], 1e-5)
     # another model's text does not turn into a special token
-    assert model.tokenizer.encode("[MASK]") != [4]
+    assert model.require_tokenizer().encode("[MASK]") != [4]
 
 
 def test_commands_ask_about_the_masked_position(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,7 +229,7 @@ def test_a_finished_translation_is_explained_at_its_last_word(monkeypatch: pytes
     assert explain(model, "我吃了", target=target).position == 4
     last = explain(model, "我吃了", target=target).answer.id
     # with the token written last as the end token, the translation is over and the word before it is of interest
-    monkeypatch.setattr(model.tokenizer, "roles", model.tokenizer.roles.replace(stops=(last,)))
+    monkeypatch.setattr(model.tokenizer, "roles", model.require_tokenizer().roles.replace(stops=(last,)))
     assert explain(model, "我吃了", target=target).position == 3
     assert explain(model, "我吃了", target=target, position=-1).position == 4
 

@@ -202,7 +202,7 @@ def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pyt
 
 def test_half_of_a_text_may_be_unlearnt_bytes() -> None:
     model = gf.load("gpt-4l")
-    tokenizer = model.tokenizer
+    tokenizer = model.require_tokenizer()
     half = "x = é"
     found = marks(tokenizer, tokenizer.encode(half), tokenizer.tokens(tokenizer.encode(half)))
     assert (found.byte_tokens, found.words) == (2, 5)
@@ -216,14 +216,14 @@ def test_pairs_of_mostly_unlearnt_bytes_are_refused_unless_the_tokenizer_allows_
     pairs = Pairs((Pair("我吃", "你吃", " x", " y"),))
     with pytest.raises(DataError, match="6 of 6 tokens of '我吃' are single bytes of characters"):
         pairs.encode(model)
-    model.tokenizer = model.tokenizer.allowing_unknown()
+    model.tokenizer = model.require_tokenizer().allowing_unknown()
     assert pairs.encode(model).clean.shape == (1, 7)
 
 
 def test_a_tokenizer_of_bytes_is_one_whatever_tokens_were_added_by_hand(small: Any) -> None:
     inner = tokenizers.Tokenizer.from_str(bytes_tokenizer().to_json())
     inner.add_tokens(["<extra_id_0>", "<extra_id_1>"])
-    assert Tokenizer(inner).is_bytes and not gf.load("gpt-4l").tokenizer.is_bytes
+    assert Tokenizer(inner).is_bytes and not gf.load("gpt-4l").require_tokenizer().is_bytes
     assert not train_bpe(["ab ab ab ab"], 258).is_bytes
     ids = Tokenizer(inner).encode("我")
     assert marks(Tokenizer(inner), ids, Tokenizer(inner).tokens(ids)).by_bytes == ()
@@ -290,7 +290,7 @@ def test_generation_refuses_mostly_unknown_texts_as_a_run_does_and_notes_those_t
 
 def test_generation_reads_sources_by_their_own_tokenizer_and_names_a_model_that_fits() -> None:
     model = gf.load("zh-en")
-    start = [[model.tokenizer.bos]]
+    start = [[model.require_tokenizer().require("bos")]]
     for make in (generate, beam_search):
         with pytest.raises(TextError, match=r"5 of 9 tokens are unknown"):
             make(model, start, source=UNKNOWN)

@@ -123,7 +123,7 @@ def test_a_pair_that_does_not_fit_says_why(fields: tuple, message: str) -> None:
     model = gf.load("attn-only-2l")
     clean, corrupt, answer, wrong = fields
     if answer == 333:
-        answer = model.tokenizer.encode(" self")[0]
+        answer = model.require_tokenizer().encode(" self")[0]
     pairs = Pairs((Pair((1, 2), (1, 3), 4, 5), Pair(clean, corrupt, answer, wrong)))
     with pytest.raises(DataError, match=message):
         pairs.encode(model, pad="right")
@@ -164,14 +164,14 @@ def test_positions_are_labelled_by_role_by_shared_token_or_by_number() -> None:
     model = gf.load("attn-only-2l")
     pairs = Pairs((Pair("self.name = name", "self.name = path", ",", ")", {"attribute": (5, 9)}),))
     assert pairs.encode(model).labels == ("0:<bos>", "1:self", "2:.", "3:attribute", "4: =", "5:last")
-    many = induction(model.tokenizer, 8, unit=4, again=2).encode(model)
+    many = induction(model.require_tokenizer(), 8, unit=4, again=2).encode(model)
     assert many.labels == ("0:<bos>", "1", "2:match", "3:source", "4", "5", "6:last")
     assert many.differs.nonzero()[:, 1].tolist() == [3] * 8 and many.roles["source"] == ((3,),) * 8
 
 
 def test_two_layers_answer_repeated_arguments_and_one_layer_does_not() -> None:
     two, one = gf.load("attn-only-2l"), gf.load("attn-only-1l")
-    for pairs in (repeated_arguments(60, tokenizer=two.tokenizer), induction(two.tokenizer, 60)):
+    for pairs in (repeated_arguments(60, tokenizer=two.require_tokenizer()), induction(two.require_tokenizer(), 60)):
         assert answered(two, pairs).share > 0.85 and answered(one, pairs).share < 0.4
 
 

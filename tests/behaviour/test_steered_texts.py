@@ -27,9 +27,9 @@ def model() -> gf.Decoder:
 def test_texts_come_back_as_texts_with_their_ids(model: gf.Decoder) -> None:
     found = generate(model, TEXTS, GREEDY, max_new_tokens=6)
     for text, row, ids, new in zip(TEXTS, found.texts, found.ids, found.tokens, strict=True):
-        assert model.tokenizer.decode(new) == row
-        begin, _ = model.tokenizer.around("opening")
-        assert ids == (*begin, *model.tokenizer.encode(text), *new)
+        assert model.require_tokenizer().decode(new) == row
+        begin, _ = model.require_tokenizer().around("opening")
+        assert ids == (*begin, *model.require_tokenizer().encode(text), *new)
 
 
 def test_a_model_without_its_induction_head_is_less_sure_of_what_followed(model: gf.Decoder) -> None:
@@ -40,7 +40,7 @@ def test_a_model_without_its_induction_head_is_less_sure_of_what_followed(model:
 
 
 def test_a_steering_vector_raises_the_token_that_it_points_to(model: gf.Decoder) -> None:
-    token = model.tokenizer.encode("vector")[-1]
+    token = model.require_tokenizer().encode("vector")[-1]
     push = gf.Add("blocks.1.resid_post", 60 * model.unembed.weight[token] / model.unembed.weight[token].norm())
     assert set(generate(model, TEXTS, GREEDY, max_new_tokens=4, edit=push).tokens) == {(token,) * 4}
     # from the second new token on
@@ -62,7 +62,7 @@ def test_what_is_recorded_bears_the_names_that_a_run_gives_it(model: gf.Decoder)
         torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-4)
     assert list(found.sites) == list(run)
     last = found.sites["L1H6.pattern"].select(batch=1, query=-1).labels("key")
-    assert str(last[-1]).endswith(model.tokenizer.token(found.ids[1][-2]))
+    assert str(last[-1]).endswith(model.require_tokenizer().token(found.ids[1][-2]))
 
 
 def test_values_are_on_the_cpu_and_of_each_step_alone(model: gf.Decoder) -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_site_is_refused_at_the_call_with_the_nearest_name(model: gf.
 
 def test_edits_of_an_encoder_are_made_once_and_reach_every_word() -> None:
     model = gf.load("zh-en")
-    source, start = ["我吃了一个苹果"], [[model.tokenizer.bos]]
+    source, start = ["我吃了一个苹果"], [[model.require_tokenizer().require("bos")]]
     edit, site = gf.Scale("encoder.blocks.*.attn.out", 0.0), "encoder.blocks.1.resid_post"
     found = generate(model, start, GREEDY, source=source, max_new_tokens=6, edit=edit, read=[site, "decoder.*.cross.z"])
     plain = generate(model, start, GREEDY, source=source, max_new_tokens=6)
@@ -130,18 +130,18 @@ def test_the_command_ablates_and_steers_as_python_does(
     beam = gf.models.beam_search(model, TEXTS[0], n_beams=1, max_new_tokens=4, edit=edits).best[0].tokens
     words = ["generate", "attn-only-2l", TEXTS[0], "--max-new-tokens", "4", "--beams", "1"]
     assert main([*words, "--ablate", "L1H6", "blocks.0.attn.out", "--steer", steer]) == 0
-    assert capsys.readouterr().out == f"{TEXTS[0]}{model.tokenizer.decode(beam)}\n"
+    assert capsys.readouterr().out == f"{TEXTS[0]}{model.require_tokenizer().decode(beam)}\n"
 
 
 def test_a_file_of_one_tensor_needs_no_name_and_no_factor(
     model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    token = model.tokenizer.encode("vector")[-1]
+    token = model.require_tokenizer().encode("vector")[-1]
     direction = model.unembed.weight[token].detach()
     save_file({"any": 60 * direction / direction.norm()}, tmp_path / "one.safetensors")
     assert (
         printed(capsys, "--steer", f"blocks.1.resid_post={tmp_path / 'one.safetensors'}")
-        == f"{TEXTS[0]}{model.tokenizer.decode([token] * 4)}\n"
+        == f"{TEXTS[0]}{model.require_tokenizer().decode([token] * 4)}\n"
     )
 
 

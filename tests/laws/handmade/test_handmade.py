@@ -119,9 +119,9 @@ def test_a_text_of_the_tokens_names_runs(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     ids = random_ids(model, 5)
     # a text starts with <bos> of itself
-    shown = ids[0, int(model.tokenizer.bos is not None) :].tolist()
-    text = " ".join(model.tokenizer.tokens(shown))
-    assert model.tokenizer.encode(text) == shown
+    shown = ids[0, int(model.require_tokenizer().require("bos") is not None) :].tolist()
+    text = " ".join(model.require_tokenizer().tokens(shown))
+    assert model.require_tokenizer().encode(text) == shown
     logits = run(model, text).logits
     assert logits is not None and logits.dtype == torch.float64
     close(logits, model(ids))
@@ -321,7 +321,7 @@ def test_the_loss_of_a_markov_model_on_its_chain_is_the_entropy_rate(d_model: in
     # on drawn rows up to sampling: 16,000 draws with a standard deviation below 1
     batch = chain.build().batch(0)
     assert float(model.loss(batch).detach()) == pytest.approx(chain.optimal_loss(), abs=0.03)
-    assert model.tokenizer.tokens(range(6)) == chain.symbols()
+    assert model.require_tokenizer().tokens(range(6)) == chain.symbols()
 
 
 @pytest.mark.parametrize("n_heads", [1, 2])
@@ -330,7 +330,7 @@ def test_the_circuits_of_a_skip_trigram_model_are_its_tables(n_heads: int, d_hea
     tables, bigram = keep_in_mind(n_heads), random_table(6)
     model = skip_trigram_model(tables, bigram, d_head=d_head)
     for subject in (model, rotated(model)):
-        assert subject.tokenizer.tokens(range(6)) == tables.symbols
+        assert subject.require_tokenizer().tokens(range(6)) == tables.symbols
         for head in range(n_heads):
             qk, ov = circuits(subject, 0, head)
             close(qk, tables.attention[head])

@@ -484,8 +484,8 @@ def test_beyond_the_context_a_model_goes_on_where_that_is_asked_for_and_it_has_p
 def test_texts_are_continued_like_their_ids_however_long_each_is() -> None:
     model = gf.load("gpt-4l")
     texts = ["def f(x):", "import"]
-    begin, end = model.tokenizer.around("opening")
-    ids = [[*begin, *model.tokenizer.encode(text), *end] for text in texts]
+    begin, end = model.require_tokenizer().around("opening")
+    ids = [[*begin, *model.require_tokenizer().encode(text), *end] for text in texts]
     found = generate(model, texts, GREEDY, max_new_tokens=3)
     assert found.tokens == generate(model, ids, GREEDY, max_new_tokens=3).tokens
     assert found.tokens[1:] == generate(model, "import", GREEDY, max_new_tokens=3).tokens

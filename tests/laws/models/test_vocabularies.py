@@ -159,9 +159,11 @@ def test_a_tokenizer_of_a_vocabulary_that_the_model_has_not_is_refused(tmp_path:
 def test_what_published_files_say_of_specials_is_kept_for_the_side_they_are_of(tmp_path: Path) -> None:
     model = translator()
     roles = Roles(eos=2, stops=(2,), end=(2,))
+    assert model.source_tokenizer is not None
     model.source_tokenizer = Tokenizer.from_json(model.source_tokenizer.to_json(), roles)
     loaded = gf.load(gf.save(model, tmp_path))
-    assert loaded.source_tokenizer.published == roles and loaded.tokenizer.published is None
+    assert loaded.source_tokenizer is not None and loaded.source_tokenizer.published == roles
+    assert loaded.require_tokenizer().published is None
 
 
 def test_a_model_of_one_vocabulary_takes_no_second_tokenizer() -> None:
@@ -177,7 +179,8 @@ def test_a_model_of_one_vocabulary_takes_no_second_tokenizer() -> None:
 def test_a_converted_folder_of_ours_keeps_the_names_of_both_sides(tmp_path: Path) -> None:
     gf.save(named(), tmp_path / "one")
     gf.checkpoints.convert(tmp_path / "one", tmp_path / "two")
-    assert gf.load(tmp_path / "two").output_tokenizer.token(3) == "out3"
+    outputs = gf.load(tmp_path / "two").output_tokenizer
+    assert outputs is not None and outputs.token(3) == "out3"
 
 
 def lens_model() -> Any:
@@ -428,7 +431,8 @@ def test_a_classifier_learns_modular_addition_and_its_run_keeps_the_names_of_bot
     batch = ModularSum(batch_size=64, modulus=5, heldout=0.0).build().batch(999)
     assert (model(batch.tokens)[:, -1].argmax(-1) == batch.targets[:, -1]).double().mean() > 0.7
     loaded = gf.load(tmp_path)
-    assert loaded.tokenizer.token(5) == "=" and loaded.output_tokenizer.vocab_size == 5
+    assert loaded.require_tokenizer().token(5) == "="
+    assert loaded.output_tokenizer is not None and loaded.output_tokenizer.vocab_size == 5
     first = analysis.learning.read_history(tmp_path).model(0)
     assert first.output_tokenizer.token(4) == "4"
 

@@ -174,7 +174,7 @@ def test_the_model_made_by_hand_says_every_verb_of_the_grammar() -> None:
         done = run(model, " ".join(phrase.words[: phrase.verb]))
         assert done.logits is not None
         top = done.logits[0, -1].topk(2)
-        assert model.tokenizer.token(int(top.indices[0])) == phrase.words[phrase.verb]
+        assert model.require_tokenizer().token(int(top.indices[0])) == phrase.words[phrase.verb]
         assert top.values.tolist() == pytest.approx([20.0, 10.0], abs=1e-6)
 
 
