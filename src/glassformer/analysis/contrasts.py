@@ -173,15 +173,13 @@ def _by_name(model: ModuleLike, asked: Contrast, metric: MetricsLike) -> Metrics
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:
-    if (
-        isinstance(model, Model)
-        or not isinstance(inputs, list | tuple)
-        or not isinstance(rows := rows_of(inputs), list)
-    ):
+    texts = isinstance(inputs, list | tuple) and any(isinstance(row, str) for row in inputs)
+    rows = inputs if isinstance(inputs, list) and all(isinstance(row, list | tuple) for row in inputs) else []
+    if isinstance(model, Model) or not (texts or rows):
         return inputs
-    if any(isinstance(row, str) for row in rows):
+    if texts:
         tokenizer = tokenizer_for(model, tokenizer_of(model))
-        rows = [encode(tokenizer, row) if isinstance(row, str) else row for row in rows]
+        rows = [encode(tokenizer, row) if isinstance(row, str) else row for row in rows_of(inputs)]
     if len({len(row) for row in rows}) > 1:
         raise TextError(
             f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "

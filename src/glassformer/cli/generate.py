@@ -130,13 +130,13 @@ def generate(
 
 def _inputs(model: "ModelLike", given: str | list[int], beyond_context: bool) -> "Inputs":
     """Return what is read before anything is generated: the prompt, or a source and what its target starts from."""
-    from glassformer.models.generate import read_prompts
+    from glassformer.models.reading import read_opening
 
     if not model.reads_pairs:
-        return read_prompts(model, given)
+        return read_opening(model, given)
     if not model.start:
         raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return read_prompts(model, [list(model.start)], source=given, beyond_context=beyond_context)
+    return read_opening(model, [list(model.start)], source=given, beyond_context=beyond_context)
 
 
 def _shown(inputs: "Inputs") -> TokensRead:

@@ -395,12 +395,12 @@ class Tokenizer:
         return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
 
-@checked
 def _in_folder(folder: Path) -> Tokenizer | None:
     """Return the tokenizer that lies in a folder, if there is one."""
     return Tokenizer.load(folder) if (folder / FILE_NAME).is_file() else None
 
 
+@checked
 def train_bpe(
     texts: Iterable[str], vocab_size: Count, specials: Iterable[str] = ("<bos>",), *, digit_pairs: bool = False
 ) -> Tokenizer:

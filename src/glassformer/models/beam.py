@@ -19,13 +19,11 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.models.generate import (
     Prompts,
     outgrown_notes,
-    read_prompts,
     room_for,
-    warnings,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.passes import Edits, Passes
-from glassformer.models.reading import Inputs
+from glassformer.models.reading import Inputs, read_opening
 from glassformer.models.sampling import require_choice
 from glassformer.provenance import Note, distinct
 from glassformer.trace import of_single_rows
@@ -97,7 +95,7 @@ def beam_search(
         AnalysisUnavailable: Logits are NaN or infinite, or an edit tells rows from each other.
     """
     require_model(model, "beam search")
-    inputs = read_prompts(
+    inputs = read_opening(
         model, prompts, source=source, source_lengths=source_lengths, beyond_context=beyond_context,
         allow_unknown=allow_unknown,
     )  # fmt: skip
@@ -135,7 +133,7 @@ def beam_search(
     ranked = tuple(beam.ranked() for beam in beams)
     # the last token of each was drawn behind the others
     grown = [(n, len(one.tokens) - 1) for n, row in zip(inputs.output.counts, ranked) for one in row]
-    notes = distinct(warnings(inputs), outgrown_notes(model, grown))
+    notes = distinct(inputs.warnings, outgrown_notes(model, grown))
     return Beams(ranked, notes)
 
 

@@ -20,7 +20,7 @@ from glassformer.labelled import Labelled
 from glassformer.models.model import Model, ModelLike, require_model
 from glassformer.models.passes import Edits, Passes, Reads
 from glassformer.models.readable import decoded
-from glassformer.models.reading import Inputs, Side, joined, read_side, rows_of
+from glassformer.models.reading import Inputs, read_opening
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.provenance import Note, distinct, outgrown_note
 
@@ -107,7 +107,7 @@ def generate(
     Args:
         model: A decoder or an encoder-decoder.
         prompts: Texts, or token ids, one list or tensor per row, of any lengths, or a row by itself; for an
-            encoder-decoder ids, usually `[[bos]]` for each row. Or what `read_prompts` made of all that is read.
+            encoder-decoder ids, usually `[[bos]]` for each row. Or what `read_opening` made of all that is read.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.
@@ -197,7 +197,7 @@ def _begun(
 ) -> tuple[Iterator[GenerationStep], Passes]:
     """Return the steps to come, and the passes they are made by; bad input raises here."""
     require_model(model, "generating text")
-    inputs = read_prompts(
+    inputs = read_opening(
         model, prompts, source=source, source_lengths=source_lengths, beyond_context=beyond_context,
         allow_unknown=allow_unknown,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def _begun(
     passes = Passes(model, inputs, edit, read)
     seen = _seen(model, inputs.ids, inputs.lengths) if sampling.repetition_penalty != 1 else None
     steps = _steps(passes, seen, sampling, new, stops, at_each_step)
-    return _noted(model, steps, inputs.output.counts, warnings(inputs)), passes
+    return _noted(model, steps, inputs.output.counts, inputs.warnings), passes
 
 
 def _noted(
@@ -253,53 +253,6 @@ def _steps(
         alive = [on and id not in stops for id, on in zip(ids, alive)]
         if not any(alive):
             return
-
-
-def read_prompts(
-    model: Model,
-    prompts: Prompts | Inputs,
-    *,
-    source: Prompts | None = None,
-    source_lengths: Tensor | None = None,
-    beyond_context: bool = False,
-    allow_unknown: bool = False,
-) -> Inputs:
-    """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
-    if isinstance(prompts, Inputs):
-        return prompts
-    if not model.generates:
-        model.begin(0)
-    rows = rows_of(prompts)
-    if not model.reads_pairs:
-        if source is not None or source_lengths is not None:
-            raise TextError("a decoder reads its prompt only, and has no source; put the text into the prompt.")
-        return joined(model, _opening(model, rows, allow_unknown))
-    if source is None:
-        raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
-    if any(isinstance(row, str) for row in rows):
-        raise TextError(
-            "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
-            "row, and texts as source."
-        )
-    of_source = read_side(
-        model, source, "source", lengths=source_lengths, allow_unknown=allow_unknown, within_context=not beyond_context
-    )
-    if len(of_source.tokens) != len(rows):
-        raise TextError(
-            f"{len(of_source.tokens)} sources for {len(rows)} prompts; give one prompt, usually [bos], per source."
-        )
-    return joined(model, _opening(model, rows, allow_unknown), of_source)
-
-
-def _opening(model: Model, rows: Tensor | list[str | list[int]], allow_unknown: bool) -> Side:
-    # where the context ends decides how many new tokens there may be
-    return read_side(model, rows, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
-
-
-def warnings(inputs: Inputs) -> tuple[Note, ...]:
-    """Return what must be known of what is read: its notes but for those on specials, which are no surprise here."""
-    expected = {note for side in inputs.sides.values() for note in side.specials}
-    return tuple(note for note in inputs.notes if note not in expected)
 
 
 def outgrown_notes(model: Model, rows: Iterable[tuple[int, int]]) -> tuple[Note, ...]:

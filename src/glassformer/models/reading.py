@@ -192,6 +192,12 @@ class Inputs:
         return all(side.is_whole for side in self.sides.values())
 
     @property
+    def warnings(self) -> tuple[Note, ...]:
+        """Its notes but for those on special tokens, which whoever generates expects."""
+        expected = {note for side in self.sides.values() for note in side.specials}
+        return tuple(note for note in self.notes if note not in expected)
+
+    @property
     def shown(self) -> list[Any]:
         """What to say of the input: the text if it was one, else ids, else what the module took."""
         if self.text is not None:
@@ -251,6 +257,42 @@ def read(
         )
     of_source = source if isinstance(source, Side) else read_side(model, source, "source", **said, **padded)
     return joined(model, read_side(model, given, "target", **said), of_source)
+
+
+def read_opening(
+    model: "Model",
+    prompts: Any,
+    *,
+    source: Any = None,
+    source_lengths: Tensor | None = None,
+    beyond_context: bool = False,
+    allow_unknown: bool = False,
+) -> Inputs:
+    """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
+    if isinstance(prompts, Inputs):
+        return prompts
+    if not model.generates:
+        # raises, and says why
+        model.begin(0)
+    if not model.reads_pairs:
+        if source is not None or source_lengths is not None:
+            raise TextError("a decoder reads its prompt only, and has no source; put the text into the prompt.")
+        of_source = None
+    elif source is None:
+        raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
+    else:
+        of_source = read_side(
+            model, source, "source", lengths=source_lengths, allow_unknown=allow_unknown,
+            within_context=not beyond_context,
+        )  # fmt: skip
+    # where the context ends decides how many new tokens there may be
+    opening = read_side(model, prompts, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
+    if of_source is not None and len(of_source.tokens) != len(opening.tokens):
+        raise TextError(
+            f"{len(of_source.tokens)} sources for {len(opening.tokens)} prompts; give one prompt, usually [bos], per "
+            "source."
+        )
+    return joined(model, opening, of_source)
 
 
 def joined(model: "Model", output: Side, source: Side | None = None, *, generated: bool = False) -> Inputs:
@@ -326,6 +368,11 @@ def read_side(
     def read(i: int, row: str | list[int]) -> list[int]:
         if not isinstance(row, str):
             return row
+        if reading == "opening" and model.reads_pairs:
+            raise TextError(
+                "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for "
+                "each row, and texts as source."
+            )
         reader = tokenizer_for(model, tokenizer, specials, reading)
         texts[i] = encode(reader, row, reading, allow_unknown, model.name, names_mask=not model.predicts_next)
         return [*first, *texts[i]]

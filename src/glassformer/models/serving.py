@@ -26,15 +26,13 @@ from glassformer.models.generate import (
     DRAW,
     Generation,
     outgrown_notes,
-    read_prompts,
     room_for,
-    warnings,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.paged_state import Fixed, Going, PagedState
 from glassformer.models.pages import Pages, extend_digests
 from glassformer.models.readable import decoded
-from glassformer.models.reading import Inputs
+from glassformer.models.reading import Inputs, read_opening
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.provenance import Note, distinct
 
@@ -146,11 +144,11 @@ class Serving:
             ConfigError, TextError, TokenOutOfRange, ShapeMismatch: As `generate`.
             OutOfPages: The text with its new tokens fills more pages than there are.
         """
-        inputs = read_prompts(self.model, prompt)
+        inputs = read_opening(self.model, prompt)
         if len(inputs.token_rows) > 1:
             raise TextError(f"a request is one prompt, found {len(inputs.token_rows)} rows; submit each by itself.")
         [row] = inputs.args[0].tolist()
-        request = self._made(row, sampling, max_new_tokens, stop_ids, warnings(inputs))
+        request = self._made(row, sampling, max_new_tokens, stop_ids, inputs.warnings)
         self.waiting.append(request)
         return request
 

@@ -7,6 +7,7 @@ Each law is a function of a kind; pytest finds it as a test of such a class, if 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -15,11 +16,14 @@ from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 from glassformer.attention import (
+    Alibi,
     Attention,
     Context,
     Mask,
     MixerConfig,
     NoPositions,
+    PositionsConfig,
+    RelativeBias,
     Separate,
     Traits,
     causal,
@@ -34,7 +38,17 @@ from glassformer.models import BlockConfig, DecoderConfig, EncoderConfig, Encode
 from glassformer.models.stack import make_context, mapped, tensors, with_source
 from glassformer.testing.closeness import close
 from glassformer.testing.largest import Largest
-from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
+from glassformer.testing.layers import (
+    D_MODEL,
+    Layer,
+    causal_context,
+    layers,
+    lengths as sizes,
+    mixers,
+    randomise,
+    seeds,
+    stream,
+)
 from glassformer.testing.suite import Suite
 from glassformer.trace import Scale
 
@@ -62,6 +76,7 @@ def claiming(claim: Callable[[Traits], bool]) -> Callable[[Any], Any]:
 
 every = SUITE.law()
 stepwise = SUITE.law(lambda mechanism: not mechanism.bidirectional)
+scored = SUITE.law(lambda mechanism: mechanism.traits.has_scores and not mechanism.bidirectional)
 has_pattern = claiming(lambda traits: traits.linear_in_value != "no")
 crossing = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses)
 unordered = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses and not mechanism.by_order)
@@ -112,6 +127,26 @@ def test_segments_with_carried_state_equal_one_pass(kind: str, data: st.DataObje
             out, state = layer.module(x[:, start:stop], context, state=state)
             pieces.append(out)
     close(torch.cat(pieces, 1), layer(x))
+
+
+@scored
+@pytest.mark.parametrize("place", [Alibi(), RelativeBias(4, 6)], ids=["alibi", "relative"])
+def test_segments_of_scores_that_are_biased_equal_one_pass(kind: str, place: PositionsConfig) -> None:
+    # every setting under every cut: among all kinds of positions, those that bias scores are seldom drawn
+    cls = cast(Any, MixerConfig.registry[kind])
+    x = stream(2, 7)
+    for mixer in (cls(**fields) for fields in ({}, *cls.variants)):
+        config = Attention(2, 2, 4, mixer=mixer, positions=place)
+        layer = Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), 1))
+        with torch.no_grad():
+            whole = layer(x)
+            for cuts in ((0, 1, 7), (0, 3, 5, 7), (0, 4, 5, 6, 7)):
+                state, pieces = layer.module.begin(2, x), []
+                for start, stop in pairwise(cuts):
+                    context = make_context(2, stop - start, x.device, is_causal=True, past=start)
+                    out, state = layer.module(x[:, start:stop], context, state=state)
+                    pieces.append(out)
+                close(torch.cat(pieces, 1), whole)
 
 
 @stepwise

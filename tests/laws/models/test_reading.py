@@ -12,7 +12,7 @@ from glassformer.data import Batch, word_tokenizer
 from glassformer.errors import GlassformerError, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import Model, Serving, beam_search, generate
 from glassformer.models.decoder import DecoderConfig
-from glassformer.models.reading import Inputs
+from glassformer.models.reading import Inputs, read_opening
 from glassformer.testing.models import ARCHITECTURES
 
 WORDS = word_tokenizer(["a b c d e f g"])
@@ -34,6 +34,8 @@ def test_rows_are_the_same_however_they_are_given() -> None:
     model, rows = reader(), [[4, 5, 6], [7]]
     texts = ["".join(WORDS.decode(row)) for row in rows]
     padded = torch.tensor([[4, 5, 6], [7, 0, 0]])
+    given: Any
+    said: dict[str, Any]
     for given, said in (
         (rows, {}),
         ([torch.tensor(row) for row in rows], {}),
@@ -143,11 +145,9 @@ def test_what_only_some_readers_may_be_given_is_refused_by_them() -> None:
 
 
 def test_a_prompt_that_was_read_is_generated_from_as_it_is() -> None:
-    from glassformer.models.generate import read_prompts
-
     model = reader(max_len=16)
     assert isinstance(model.config, DecoderConfig)
-    inputs = read_prompts(model, ["a b", "c"])
+    inputs = read_opening(model, ["a b", "c"])
     assert generate(model, inputs, max_new_tokens=3) == generate(model, ["a b", "c"], max_new_tokens=3)
     # padded on the left, where a run has it on the right
     assert inputs.start is not None and inputs.output.counts == [3, 2]

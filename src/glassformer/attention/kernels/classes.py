@@ -102,12 +102,15 @@ class Classes:
         key = ("classes", self, batch, alike)
         if key not in context.memo:
             positions, keys = context.positions[:, -self.n :], context.key_positions[:, -self.m :]
-            if not alike:
-                positions, keys = positions.expand(batch, -1), keys.expand(batch, -1)
-            of_queries = self.queries(positions[:, None, :, None])[:, 0, :, 0]
-            of_keys = self.keys(keys[:, None, :, None])[:, 0, :, 0]
             if alike:
-                of_queries, of_keys = of_queries[:1], of_keys[:1]
+                # distances are the same in all classes; what is made up in one of them is a key of another
+                steps = torch.arange(-self.back, self.rows, device=positions.device)
+                of_keys = (positions[:1, :1] + self.rate * steps).to(positions)
+                of_queries = of_keys[:, self.back :]
+            else:
+                positions, keys = positions.expand(batch, -1), keys.expand(batch, -1)
+                of_queries = self.queries(positions[:, None, :, None])[:, 0, :, 0]
+                of_keys = self.keys(keys[:, None, :, None])[:, 0, :, 0]
             context.memo[key] = self._mask(context, batch), of_queries.contiguous(), of_keys.contiguous(), {}
         mask, positions, keys, memo = context.memo[key]
         return replace(context, mask=mask, positions=positions, key_positions=keys, first=None, rule=None, memo=memo)
