@@ -91,6 +91,17 @@ def union_softmax(
     return _Union.apply(sets, scale, sinks, q, *keys_and_values)  # type: ignore[no-any-return]
 
 
+def met_by_any(sets: Sequence[Pairs]) -> Bool[Tensor, "batch head query 1"]:
+    """Return which queries are in a pair of any of the sets, all of which say which pairs there are."""
+    found = None
+    for one in sets:
+        assert one.allowed is not None, "every set says which of its pairs there are"
+        inside = one.restored(one.allowed.any(-1, keepdim=True))
+        found = inside if found is None else found | inside
+    assert found is not None, "there is a set"
+    return found
+
+
 def _has_kernel(q: Tensor, sets: Sequence[Pairs]) -> bool:
     """Whether the kernel serves: it gives no gradient of what is added to scores, and is not told to compilers."""
     return (

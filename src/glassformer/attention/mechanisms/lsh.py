@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.attention.context import Context, Documents, Padding
-from glassformer.attention.kernels.union import Pairs, alike, union_softmax
+from glassformer.attention.kernels.union import Pairs, alike, met_by_any, union_softmax
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.projections import Tied
@@ -44,7 +44,6 @@ from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape, site
 
-ITSELF = -1e5  # added to a token's score with itself, which so counts where there is no other
 SMALLEST = 1e-6  # added to the mean square of a key in the form of the library
 
 
@@ -145,9 +144,10 @@ class LshMixer(Mixer, config=Lsh):
         scores = placed(products(q, self.normed(k), context), context)
         counts = self._counts_of_library(k, context) if self.config.form == "library" else self._counts(q, k, context)
         own = torch.arange(m - n, m, device=q.device)[:, None] == torch.arange(m, device=q.device)
+        others = (scores + counts.log().to(scores.dtype)).masked_fill(own, -math.inf)
+        alone = (others == -math.inf).all(-1, keepdim=True)
         # of queries that are no keys, one may fall elsewhere than its key
-        added = torch.where(own, ITSELF, counts.log())
-        return masked_softmax(site(tape, self.at.scores, scores + added.to(scores.dtype)))
+        return masked_softmax(site(tape, self.at.scores, torch.where(own & alone, scores, others)))
 
     def _counts(self, q: Tensor, k: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
         """Return 1 for pairs that meet in a round, 0 for others."""
@@ -237,7 +237,10 @@ class LshMixer(Mixer, config=Lsh):
         codes, orders = self._sorted_by_bucket(q, context)
         q, k, v = alike(q, self.normed(q), v)
         sets = [self._round(i, codes, order, k, v, context) for i, order in enumerate(orders.unbind(2))]
-        return union_softmax(q, sets, self.scale)[..., :width].to(given)
+        mixed, alone = union_softmax(q, sets, self.scale), ~met_by_any(sets)
+        if (real := context.real_keys(q.shape[-2], "lsh")) is not None:
+            alone = alone & real[:, None, :, None]
+        return torch.where(alone, v, mixed)[..., :width].to(given)
 
     def _sorted_by_bucket(
         self, k: Tensor, context: Context
@@ -304,8 +307,9 @@ class LshMixer(Mixer, config=Lsh):
         allowed = allowed & context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
         allowed = allowed & (own < n)[..., :, None] & (other < n)[..., None, :]
         assert met is not None, "there is a round"
+        # a token sees itself where it sees nothing else, which no round knows by itself
+        allowed = allowed & (of_query[..., :, None] != of_key[..., None, :])
         bias = met.to(k.dtype).clamp_min_(1).log_().neg_()
-        bias = bias.masked_fill_(of_query[..., :, None] == of_key[..., None, :], ITSELF)
         key, value = (beside(grouped(rows)).flatten(0, 2)[:, None] for rows in (k, v))
         return Pairs(grouped, restored, key, value, allowed.flatten(0, 2)[:, None], bias.flatten(0, 2)[:, None])
 
@@ -329,17 +333,21 @@ class LshMixer(Mixer, config=Lsh):
         rows = torch.arange(context.mask.batch, device=q.device)[:, None, None, None, None]
         scores = chunks(q) @ beside(chunks(k), -2).mT
         allowed = context.mask.allows(rows, at.clamp_max(n - 1), other.clamp_max(n - 1)) & (other < n)
-        # what fills up sees itself, so that no row is empty
-        allowed = allowed | (at == other)
-        scores = (scores + torch.where(at == other, ITSELF, 0.0)).masked_fill(~allowed, float("-inf"))
-        total = scores.logsumexp(-1, keepdim=True)
-        mixed = (scores - total).exp() @ beside(chunks(v), -2)
+        # in single precision at least, as scores of other forms are; of a round in which a token meets nothing, nothing
+        wide = scores.masked_fill(~allowed | (at == other), -math.inf).to(torch.promote_types(q.dtype, torch.float32))
+        met = allowed.logical_and(at != other).any(-1, keepdim=True)
+        total = torch.where(met, wide, 0.0).logsumexp(-1, keepdim=True)
+        mixed = torch.where(met, (wide - total).exp(), 0.0).to(q.dtype) @ beside(chunks(v), -2)
+        total = total.masked_fill(~met, -math.inf)
 
         def by_round(rows: Tensor) -> Tensor:
             rows = rows.flatten(2, 3).gather(-2, place.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1]))
             return rows.unflatten(2, (config.n_rounds, whole))[..., :n, :]
 
-        return (by_round(total).softmax(2) * by_round(mixed)).sum(2)
+        total, mixed = by_round(total), by_round(mixed)
+        alone = (total == -math.inf).all(2)
+        share = total.masked_fill(alone[:, :, None], 0.0).softmax(2).to(q.dtype)
+        return torch.where(alone, v, (share * mixed).sum(2))
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
