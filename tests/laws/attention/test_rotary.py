@@ -208,3 +208,9 @@ def test_scalings_that_make_no_sense_raise(make, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert str(caught.value) == message
+
+
+def test_a_fraction_that_was_a_quotient_loses_no_pair() -> None:
+    lost = [(part, d_head) for d_head in range(2, 130, 2) for part in range(2, d_head + 1, 2)
+            if Rope(fraction=part / d_head).width(d_head) != part]  # fmt: skip
+    assert lost == []

@@ -262,6 +262,17 @@ def test_edits_read_what_their_own_row_made_earlier(name: str, rows: int | None)
     assert len({round(float(value), 9) for value in ours.values.values[0, :, 0]}) == len(plan)
 
 
+def test_an_edit_of_the_stream_that_enters_the_first_layer_is_made_once_in_every_row() -> None:
+    case = subject("llama")
+    for edits in ([Scale("blocks.0.resid_pre", 2.0)], [Add("blocks.0.resid_pre", torch.ones(()).double())]):
+        plan = [[Scale("blocks.0.attn.z", 0.0, at=At(head=0))], [Scale("blocks.0.resid_pre", 0.5)]]
+        ours, plain = (
+            loop(case.model, case.inputs[0], plan, logit_difference(1, 2), base_edit=edits)
+            for loop in (sweep, one_by_one)
+        )
+        close(ours.values.values, plain.values.values)
+
+
 @pytest.mark.parametrize("loop", [sweep, one_by_one])
 def test_rows_that_read_each_other_at_one_site_are_refused(loop: Any) -> None:
     case = subject("llama")
