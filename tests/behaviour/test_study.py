@@ -333,8 +333,31 @@ def test_replays_go_on_where_they_were_stopped_and_are_made_again_when_code_chan
     replay_reports({own: report}, tmp_path / "replays.json", tmp_path)
     assert len(made) == 2
     (tmp_path / "replays.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="holds no replays"):
-        replay_reports({own: report}, tmp_path / "replays.json", tmp_path)
+    for anew in (False, True):
+        with pytest.raises(CheckpointError, match="holds no replays"):
+            replay_reports({own: report}, tmp_path / "replays.json", tmp_path, anew=anew)
+    assert len(made) == 2  # it is read before anything runs
+
+
+def test_an_interrupted_replay_keeps_what_was_finished_and_leaves_nothing_half_written(own, tmp_path, monkeypatch):
+    report, path = document(run_study(own, folder=tmp_path / "runs")), tmp_path / "replays.json"
+    made: list[str] = []
+
+    def interrupted(study, *rest):
+        made.append(study.name)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return replay(study, *rest)
+
+    monkeypatch.setattr("glassformer.study.replay.replay", interrupted)
+    other = Path(own).with_name("other.py")
+    other.write_text(OWN, encoding="utf-8")
+    reports = {own: report, str(other): report}
+    with pytest.raises(KeyboardInterrupt):
+        replay_reports(reports, path, tmp_path)
+    assert list(read_replays(path)) == [own]
+    assert list(replay_reports(reports, path, tmp_path)) == [own, str(other)] and len(made) == 3
+    assert list(tmp_path.glob("replay-*")) == [] and set(read_replays(path)) == {own, str(other)}
 
 
 def test_the_command_replays_a_report_and_names_what_is_stale(own, tmp_path, capsys):

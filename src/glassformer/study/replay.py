@@ -165,10 +165,10 @@ def replay_reports(
         CheckpointError: The file holds something else.
         KeyboardInterrupt: Ctrl-C. What was finished is in the file.
     """
-    before = {} if anew else read_replays(path)
+    before = read_replays(path)  # first of all: a file that cannot be gone on with costs no run
     found: dict[str, Replay] = {}
     for done, (name, report) in enumerate(reports.items()):
-        known = before.get(name)
+        known = None if anew else before.get(name)
         run = drawn(report)
         if known is None or (known.point, known.seed) != (run["point"], run["seed"]) or not known.is_current(report):
 
