@@ -2,7 +2,7 @@
 
 docs/which-analysis.md      every analysis by its question, from the cards
 docs/what-applies.md        which analysis answers of which kind of model, from the table that `make applies` makes
-docs/architecture.md        the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
+docs/architecture/tree.md   the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
 """
 
 import ast
@@ -86,14 +86,14 @@ BASE, BESIDE = "softmax", ("softmax(cap=0.5)", "softmax(sinks=True)")
 
 def pages() -> dict[Path, str]:
     """Return every generated page by its file."""
-    architecture = ROOT / "docs" / "architecture.md"
-    text = architecture.read_text(encoding="utf-8")
+    docs = ROOT / "docs"
+    page = docs / "architecture" / "tree.md"
+    text = page.read_text(encoding="utf-8")
     place = re.compile(r"(<!-- tree -->\n).*?(<!-- /tree -->)", re.DOTALL)
     if not place.search(text):
-        raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture.md")
+        raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture/tree.md")
     drawn = place.sub(lambda match: f"{match[1]}\n```\n{tree()}\n```\n\n{match[2]}", text)
-    docs = ROOT / "docs"
-    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), architecture: drawn}
+    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), page: drawn}
 
 
 def which_analysis() -> str:

@@ -1,8 +1,8 @@
 """Fill the generated tables of the READMEs and of the pages on mechanisms and reliability (`make tables`).
 
-A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`,
-measured figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, their groups
-from `mechanism_groups.json`, and claims from the reports in `src/glassformer/studies/found`.
+A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, measured
+figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, groups of them from
+`mechanism_groups.json`, and claims from the reports in `src/glassformer/studies/found`.
 """
 
 import dataclasses
