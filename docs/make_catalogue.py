@@ -21,6 +21,8 @@ from glassformer.applicability.table import STATUSES
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "glassformer"
 WIDTH = 120
+# of a cell of a table
+WIDEST = 160
 # of these the files are many and alike: their names say enough
 NAMES_ONLY = ("families", "mechanisms", "kernels", "zoo")
 INTRODUCTION = """\
@@ -147,7 +149,7 @@ def _held(base: Row) -> str:
 
 def _counted(row: Row) -> Sequence[str]:
     counted = Counter(outcome.status for outcome in row.outcomes.values())
-    named = ", ".join(f"`{name}`" for name in (row.name, *row.also))
+    named = f"`{row.name}`" + (f" and {len(row.also)} more" if row.also else "")
     return named, *(str(counted[status]) for status in STATUSES)
 
 
@@ -168,7 +170,8 @@ def _reasons(row: Row, base: Row, *, alone: bool) -> str:
         for said in _said(name, outcome, base.outcomes):
             found.setdefault(said, []).append(f"`{name}`")
     lines = [f"- {', '.join(names)}: {said}" for said, names in found.items()]
-    parts = [f"### {row.name}", *([_about(row)] if alone else []), "\n".join(lines) or f"As {BASE}."]
+    also = [f"As it is, and as {', '.join(f'`{name}`' for name in row.also)}."] if row.also else []
+    parts = [f"### {row.name}", *([_about(row)] if alone else []), *also, "\n".join(lines) or f"As {BASE}."]
     return "\n\n".join(parts)
 
 
@@ -186,6 +189,9 @@ def _row(card: Card) -> Sequence[str]:
     link = f"[`{card.name}`](api/generated/glassformer.analysis.{card.room}.rst)"
     # the first sentence: what follows says how ours differs
     source = re.split(r"(?<!et al)\.\s+(?=[A-Z])", card.source)[0].rstrip(".")
+    if len(source) > WIDEST:
+        # authors and years tell which papers; titles stand in the reference
+        source = textwrap.shorten(re.sub(r', "[^"]+"', "", source), WIDEST, placeholder=" …")
     return card.question, link, card.of, ", ".join(f"`{trait}`" for trait in card.traits), source
 
 

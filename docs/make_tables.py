@@ -414,17 +414,16 @@ def page(kind: str, config: type, drawn: dict[str, dict[str, Any]]) -> str:
     place = 1 + next((i for i, part in enumerate(rest) if part.startswith("    ")), -1)
     shown.insert(place, _picture(kind, drawn))
     told = dict(re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |^\S|\Z)", inspect.getdoc(config) or "", re.M | re.S))
-    settings = [("setting", "default", "meaning")]
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        meaning = " ".join(told.get(field.name, "").split()).replace("|", "\\|")
-        settings.append((f"`{field.name}`", f"`{_default(field)}`", re.sub(r"([*<>])", r"\\\1", meaning)))
+    settings = ["## Settings", "It has none."]
+    if fields := dataclasses.fields(config):  # type: ignore[arg-type]
+        settings[1] = "\n".join(_setting(field, " ".join(told.get(field.name, "").split())) for field in fields)
     links = [
         f"In the reference: [`{config.__name__}`](../api/generated/{config.__module__}.rst). "
         "Which analyses answer for it: [what applies to what](../what-applies.md)."
     ]
     if checked := _checked(kind, "../claims.md"):
         links.append(f"Claims checked: {checked}.")
-    return "\n\n".join([f"# `{kind}`", summary, *shown, _table(settings), *links]) + "\n"
+    return "\n\n".join([f"# `{kind}`", summary, *shown, *settings, *links]) + "\n"
 
 
 def _paragraph(part: str) -> str:
@@ -458,6 +457,13 @@ def _picture(kind: str, drawn: dict[str, dict[str, Any]]) -> str:
         f"*{facts['head']} on a line of text. It is the head with most weight, {100 * facts['share']:.0f} % of sizes, "
         f"neither on the first token nor on the query's own. The model: {trained}{beside}.*"
     )
+
+
+def _setting(field: Any, meaning: str) -> str:
+    """Return one setting as a line of a list: name, default, meaning."""
+    default = _default(field)
+    shown = default if default == "needed" else f"`{default}` by default"
+    return f"- `{field.name}`, {shown}: " + re.sub(r"([*<>])", r"\\\1", meaning)
 
 
 def _default(field: Any) -> str:
