@@ -44,9 +44,9 @@ def laid_out(rows: Sequence[Sequence[str]]) -> str:
     return "\n\n".join(
         [
             "\n".join("| " + " | ".join(cells) + " |" for cells in table),
-            "### What works",
+            "## What works",
             "\n".join(f"- {', '.join(names)}: {commands}" for commands, names in works.items()),
-            "### What was compared",
+            "## What was compared",
             "\n".join(f"- {name}: {compared}" for name, _, compared, *_ in rows),
         ]
     )

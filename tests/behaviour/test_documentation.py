@@ -213,7 +213,7 @@ def test_the_page_of_families_lists_those_that_exist() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", page, re.MULTILINE)[2:]
     kinds = {name: tuple(re.findall(r"`([^`]+)`", kinds)) for name, kinds in rows}
     assert kinds == {family.name: family.model_types for family in FAMILIES}, "run `make families`"
-    listed = re.findall(r"^- ([^:\n]+): (.+)$", page.partition("### What was compared\n")[2], re.MULTILINE)
+    listed = re.findall(r"^- ([^:\n]+): (.+)$", page.partition("## What was compared\n")[2], re.MULTILINE)
     compared = {name: cases.split("; ") for name, cases in listed}
     for name, case in all_cases().items():
         assert name.replace("_", " ") in compared[case.family], "run `make families`"
