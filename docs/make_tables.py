@@ -17,7 +17,9 @@ from typing import Any
 
 from glassformer.attention import MixerConfig
 from glassformer.study import find, names as names_of_studies, shipped
-from glassformer.study.report import found_in_words, outdated, size_of, tallied
+from glassformer.study.replay import read_replays
+from glassformer.study.report import found_in_words, size_of, tallied
+from glassformer.study.shelf import shipped_replays_at
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
@@ -197,8 +199,8 @@ def studies(page: str) -> dict[str, str]:
 
 
 def _ran(report: dict[str, Any]) -> str:
-    older = "" if not outdated(report) else " Some of the code that ran has changed since."
-    return f"{size_of(report)}: {tallied(report)}.{older}"
+    replayed = read_replays(shipped_replays_at()).get(report["study"])
+    return f"{size_of(report)}: {tallied(report)}. {'Not made again.' if replayed is None else replayed.said()}"
 
 
 def headlines(*, chinese: bool) -> str:

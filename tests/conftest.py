@@ -121,7 +121,6 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unchecked", action="store_true", help="leave shape and type annotations unchecked")
     parser.addoption("--stress-minutes", type=float, default=None, help="minutes that each stress test goes on")
-    parser.addoption("--every-study", action="store_true", help="run the smoke of every study, not of a few in turn")
     parser.addoption("--stress-report", default=None, help="JSON file for the outcomes of the stress tests")
 
 

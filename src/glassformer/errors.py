@@ -128,6 +128,12 @@ def _escape(character: str) -> str:
     return character if character.isspace() and ord(character) > 0x9F else ascii(character)[1:-1]
 
 
+def outside_vocabulary(id: int, size: int | None) -> TokenOutOfRange:
+    """Return the error for a token id that a vocabulary of this size lacks; None if the size is not known."""
+    known = "" if size is None else f": 0 to {size - 1}"
+    return TokenOutOfRange(f"token id {id} is outside the vocabulary{known}.")
+
+
 def nearest(name: object, candidates: Iterable[str]) -> str:
     """Return ` Nearest: "x".` for the closest candidate, or an empty string when nothing is close."""
     if not isinstance(name, str) or len(name) > _LONG:

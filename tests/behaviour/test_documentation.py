@@ -191,6 +191,19 @@ def lacks(name: str) -> bool:
     return False
 
 
+def test_every_path_that_settings_of_tools_list_exists() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    pyright, ruff = tool["pyright"], tool["ruff"]
+    packages = tool["setuptools"]["package-data"]
+    listed = {
+        "pyright": [*pyright["include"], *pyright["extraPaths"], *pyright["strict"]],
+        "ruff": [*ruff["src"], *ruff["extend-exclude"]],
+        "package-data": [f"src/{package}/{pattern}" for package, patterns in packages.items() for pattern in patterns],
+    }
+    missing = {name: [path for path in paths if not any(ROOT.glob(path))] for name, paths in listed.items()}
+    assert missing == {"pyright": [], "ruff": [], "package-data": []}
+
+
 def test_the_architecture_states_the_layers_that_are_checked() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     checked = settings["tool"]["importlinter"]["contracts"][0]["layers"]

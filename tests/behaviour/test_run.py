@@ -254,9 +254,8 @@ def test_ids_must_be_integers_of_the_vocabulary() -> None:
         gf.run(model, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* float32 with 1 axes"):
         gf.run(model, [0.5])
-    for mixed in ([[1, 2], 3], ["a", [1, 2]]):
-        with pytest.raises(ShapeMismatch, match=r"a list of several of one of these; found \["):
-            gf.run(model, mixed)
+    with pytest.raises(ShapeMismatch, match=r"a list of several of one of these; found \["):
+        gf.run(model, [[1, 2], 3])
     for nothing in (None, [None], {}, object()):
         with pytest.raises(ShapeMismatch, match=r"expected a text"):
             gf.run(model, nothing)

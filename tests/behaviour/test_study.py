@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import date
 from pathlib import Path
 
 import pytest
+import torch
 
 from glassformer.cli import main
-from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError
 from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
+from glassformer.study.replay import drawn, read_replays, replay, replay_reports
 from glassformer.study.report import document, found_in_words, outdated, write_report
 
 OWN = '''"""Noise has mean zero."""
@@ -240,22 +241,9 @@ def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_p
     assert "of earlier code: glassformer.models.block:Block.forward changed since" in capsys.readouterr().out
 
 
-def in_turn(studies: list[str], day: int, a_day: int = 3) -> set[str]:
-    """Return a few of the studies, others on the next day, each of them within as many days as that takes."""
-    return {studies[(a_day * day + i) % len(studies)] for i in range(a_day)}
-
-
-def test_every_study_has_its_turn():
-    made_up = [f"study-{i}" for i in range(10)]
-    assert set.union(*(in_turn(made_up, day) for day in range(738_000, 738_010))) == set(made_up)
-    assert set.union(*(in_turn(names(), day) for day in range(len(names())))) == set(names())
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", names())
-def test_the_smoke_of_a_study_runs(name, tmp_path, pytestconfig):
-    if name not in in_turn(names(), date.today().toordinal()) and not pytestconfig.getoption("--every-study"):
-        pytest.skip("another day's turn; --every-study runs all")
+def test_the_smoke_of_a_study_runs(name, tmp_path):
     found = run_study(name, "smoke", folder=tmp_path)
     assert [run.error for run in found.runs if run.error] == []
     made = document(found)
@@ -284,3 +272,82 @@ def test_an_expectation_of_equal_numbers_in_other_words_is_no_change(own, tmp_pa
     assert document(found, before)["claims"][0]["earlier"] == []
     before["claims"][0]["range"] = {"low": 1.5, "high": None}
     assert [one["expected"] for one in document(found, before)["claims"][0]["earlier"]] == ["said otherwise"]
+
+
+def noise(shift: float = 0.0, salt: int = 0) -> Study:
+    """Return a study of noise: all of it drawn otherwise with another salt, and moved by a shift."""
+
+    def run(case):
+        numbers = torch.randn(50, generator=torch.Generator().manual_seed(case.seed + salt)) + shift
+        return {"mean": float(numbers.mean()), "first": float(numbers[0]), "none": refuse}
+
+    def refuse():
+        raise AnalysisUnavailable("not here")
+
+    return study(run, (Claim("none", value("mean"), above(0)),), grid={"x": (1, 2)})
+
+
+def test_a_replay_tells_equal_numbers_from_those_of_another_seed_and_from_others(tmp_path):
+    report = json.loads(json.dumps(document(run_study(noise(), folder=tmp_path))))
+    assert replay(noise(), report, tmp_path).outcome == "equal"
+    another = replay(noise(salt=100), report, tmp_path)
+    assert another.outcome == "agrees" and {one.name: one.outcome for one in another.measures}["none"] == "equal"
+    moved = replay(noise(shift=50.0), report, tmp_path)
+    assert moved.outcome == "differs" and moved.said().startswith("Stale: one run") and "mean is " in moved.said()
+    # what is not defined any more, what is new and what breaks differ too
+    for measures in ({"mean": 0.0}, {"mean": 0.0, "first": 0.0, "none": 1.0}):
+        assert (
+            replay(study(lambda case, m=measures: m, noise().claims, grid=noise().grid), report, tmp_path).outcome
+            == "differs"
+        )
+    broken = replay(study(lambda case: 1 / 0, noise().claims, grid=noise().grid), report, tmp_path)
+    assert (broken.outcome, broken.why) == ("differs", "ZeroDivisionError: division by zero")
+    assert list(tmp_path.glob("replay-*")) == []
+
+
+def test_the_run_that_is_made_again_is_cheap_and_depends_on_neither_order_nor_time():
+    runs = [{"point": {"x": i}, "seed": 0, "seconds": float(i), "key": str(i), "error": ""} for i in range(9)]
+    broken = {"point": {"x": -1}, "seed": 0, "seconds": 0.0, "key": "", "error": "no luck"}
+    chosen = {name: drawn({"study": name, "runs": [broken, *runs]})["key"] for name in map(str, range(30))}
+    assert chosen == {name: drawn({"study": name, "runs": runs[::-1]})["key"] for name in chosen}
+    assert set(chosen.values()) == {"0", "1", "2"}
+    with pytest.raises(AnalysisUnavailable, match="nothing to make again"):
+        drawn({"study": "x", "runs": [broken]})
+
+
+def test_replays_go_on_where_they_were_stopped_and_are_made_again_when_code_changes(own, tmp_path, monkeypatch):
+    report = document(run_study(own, folder=tmp_path))
+    made: list[str] = []
+
+    def counted(*args):
+        made.append(report["study"])
+        return replay(*args)
+
+    monkeypatch.setattr("glassformer.study.replay.replay", counted)
+    found = replay_reports({own: report}, tmp_path / "replays.json", tmp_path)
+    assert [one.outcome for one in found.values()] == ["equal"]
+    assert replay_reports({own: report}, tmp_path / "replays.json", tmp_path) == found and len(made) == 1
+    assert read_replays(tmp_path / "replays.json") == found
+    Path(own).write_text(OWN.replace("SHIFT = 0.0", "SHIFT = 9.0"), encoding="utf-8")
+    assert not found[own].is_current(report)
+    replay_reports({own: report}, tmp_path / "replays.json", tmp_path)
+    assert len(made) == 2
+    (tmp_path / "replays.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="holds no replays"):
+        replay_reports({own: report}, tmp_path / "replays.json", tmp_path)
+
+
+def test_the_command_replays_a_report_and_names_what_is_stale(own, tmp_path, capsys):
+    folder = ["--folder", str(tmp_path / "runs")]
+    assert main(["study", "run", own, *folder]) == 0
+    assert main(["study", "verify", "--replay", own, *folder]) == 0
+    assert "1 equal, 0 agrees, 0 differs" in capsys.readouterr().out
+    report = next((tmp_path / "runs").rglob("report.json"))
+    told = read_json(report)
+    for run in told["runs"]:
+        run["measures"]["mean"] += 7.0
+    report.write_text(json.dumps(told), encoding="utf-8")
+    assert main(["study", "verify", "--replay", own, "--anew", "--json", *folder]) == 1
+    assert json.loads(capsys.readouterr().out)[own]["outcome"] == "differs"
+    assert main(["study", "run", "--replay", own, *folder]) == 2
+    assert "glassformer study verify --replay" in capsys.readouterr().err

@@ -20,16 +20,16 @@ from glassformer import figures
 from glassformer.analysis.coordinates import refuse_padding
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import Reads, card_of, cards
-from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
-from glassformer.data import UNMARKED, Marks
+from glassformer.data import Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
 from glassformer.files import json_text, tensors_in, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
-from glassformer.models.padding import AskedPadding, Padding
+from glassformer.models.padding import Padding
 from glassformer.models.readable import PositionLabels, name_positions, with_coordinates
+from glassformer.models.reading import Inputs, Side
 from glassformer.numerics.indices import one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, in_layers, parts_of
@@ -44,40 +44,76 @@ class Run(Mapping[str, Labelled]):
 
     Args:
         sites: Everything that was read.
-        ids: Token ids of the decoder, `batch pos`; None for a model that takes no ids.
+        inputs: What the model read: ids, tokens, padding, notes; its names are the run's.
         logits: The model's output over the vocabulary, `batch pos vocab`; None if it gives none.
-        token_rows: Readable tokens, one list per row.
-        source_ids: Token ids of the encoder.
-        source_rows: Readable tokens of the encoder.
-        lengths: Real tokens per row, if rows are padded.
-        start: Where each row's real tokens begin, if padding is on the left.
-        text: The text that was given, if it was one.
-        generated: The decoder's text was generated, not given.
-        notes: What must be known to read the numbers right: specials put around the text, unknown words, a length that
-            training never saw.
         output: What a model we did not write returned.
         model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
         bound: What it is of: see `provenance`.
-        marks: Which tokens of a single row are unknown, or spell a character byte by byte; nothing after loading.
-        source_marks: The same of the encoder's tokens.
     """
 
     sites: Mapping[str, Labelled]
-    ids: Tensor | None = None
+    inputs: Inputs
     logits: Tensor | None = None
-    token_rows: Sequence[Sequence[str]] = ()
-    source_ids: Tensor | None = None
-    source_rows: Sequence[Sequence[str]] = ()
-    lengths: Tensor | None = None
-    text: str | None = None
-    generated: bool = False
-    notes: tuple[Note, ...] = ()
     output: Any = None
     model: Any = None
-    start: Tensor | None = None
     bound: Bound | None = None
-    marks: Marks = UNMARKED
-    source_marks: Marks = UNMARKED
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Token ids of the side that ends in the logits, `batch pos`; None for a model that takes no ids."""
+        return self.inputs.ids
+
+    @property
+    def token_rows(self) -> Sequence[Sequence[str]]:
+        """Readable tokens, one list per row."""
+        return self.inputs.token_rows
+
+    @property
+    def source_ids(self) -> Tensor | None:
+        """Token ids of the encoder."""
+        return self.inputs.source_ids
+
+    @property
+    def source_rows(self) -> Sequence[Sequence[str]]:
+        """Readable tokens of the encoder."""
+        return self.inputs.source_rows
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Real tokens per row, if rows are padded."""
+        return self.inputs.lengths
+
+    @property
+    def start(self) -> Tensor | None:
+        """Where each row's real tokens begin, if padding is on the left."""
+        return self.inputs.start
+
+    @property
+    def text(self) -> str | None:
+        """The text that was given, if it was one."""
+        return self.inputs.text
+
+    @property
+    def generated(self) -> bool:
+        """Whether the decoder's text was generated, not given."""
+        return self.inputs.generated
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right: specials put around the text, unknown words, a length that
+        training never saw.
+        """
+        return self.inputs.notes
+
+    @property
+    def marks(self) -> Marks:
+        """Which tokens of a single row are unknown, or spell a character byte by byte; nothing after loading."""
+        return self.inputs.marks
+
+    @property
+    def source_marks(self) -> Marks:
+        """The same of the encoder's tokens."""
+        return self.inputs.source_marks
 
     @property
     def tokens(self) -> list[str]:
@@ -254,43 +290,30 @@ class Run(Mapping[str, Labelled]):
                 be told from padding.
         """
         row = self.row(row)
-        if len(self.token_rows) == 1 and self._is_whole():
+        inputs = self.inputs
+        if len(self.token_rows) == 1 and inputs.is_whole:
             return self
+        alone = inputs.row(row, self.model)
         sites: dict[str, Labelled] = {}
         for name, site in self.sites.items():
             if "batch" not in site.axes:
                 continue
             unknown = [axis for axis in site.axes if axis in ("pos", "query", "key") and axis not in site.rows]
-            if unknown and not (site.coords.keys() >= set(unknown) or self._is_whole(row)):
+            if unknown and not (site.coords.keys() >= set(unknown) or inputs.is_whole_in(row)):
                 raise ShapeMismatch(
                     f'"{name}" was read in part or reduced, so which of its {" and ".join(unknown)} are padding of row '
                     f"{row} is not known.\n    Read the whole site."
                 )
             sites[name] = site.select(batch=[row])
-        own, source = self._columns(row), slice(0, len(self.source_rows[row]) if self.source_rows else 0)
-        ids, logits, source_ids = (
-            None if value is None else value[row : row + 1, where]
-            for value, where in ((self.ids, own), (self.logits, own), (self.source_ids, source))
-        )
-        rows, source_rows = self.token_rows[row : row + 1], self.source_rows[row : row + 1]
-        found, of_source = marked(self.model, ids, rows), marked(self.model, source_ids, source_rows, of_source=True)
-        inputs = [value for value in (source_ids, None if self.generated else ids) if value is not None]
+        own = inputs.output.columns(row)
         return dataclasses.replace(
-            self, sites=sites, ids=ids, logits=logits, token_rows=rows, source_ids=source_ids, source_rows=source_rows,
-            lengths=None, start=None, text=None, output=None, marks=found, source_marks=of_source,
-            bound=None if self.bound is None else self.bound.reading(inputs),
-        )  # fmt: skip
-
-    def _columns(self, row: int) -> slice:
-        """Return where a row's real tokens stand."""
-        first = 0 if self.start is None else int(self.start[row])
-        return slice(first, first + len(self.token_rows[row]))
-
-    def _is_whole(self, row: int | None = None) -> bool:
-        """Whether a row, or every one, has no padding on either side."""
-        sides = ((self.ids, self.token_rows), (self.source_ids, self.source_rows))
-        counted = [(ids, rows if row is None else rows[row : row + 1]) for ids, rows in sides if ids is not None]
-        return all(len(tokens) == ids.shape[1] for ids, rows in counted for tokens in rows)
+            self,
+            sites=sites,
+            inputs=alone,
+            logits=None if self.logits is None else self.logits[row : row + 1, own],
+            output=None,
+            bound=None if self.bound is None else self.bound.reading(alone.shown),
+        )
 
     def aligned(self) -> "Run":
         """Return the run with padding on the right and no more of it than the longest row leaves, in all it holds.
@@ -298,10 +321,11 @@ class Run(Mapping[str, Labelled]):
         Raises:
             ShapeMismatch: Of rows padded on the left only a part of the positions was read of a site.
         """
-        if self._is_whole():
+        if self.inputs.is_whole:
             return self
-        assert self.ids is not None, "what is padded has ids"
-        padding, sites = Padding(self.lengths, self.start), dict[str, Labelled]()
+        inputs = self.inputs.aligned()
+        assert inputs.ids is not None, "what is padded has ids"
+        padding, sites = self.inputs.output.padding, dict[str, Labelled]()
         for name, site in self.sites.items():
             own = [axis for axis in site.axes if axis in ("pos", "query", "key")]
             if self.start is not None and own:
@@ -312,14 +336,8 @@ class Run(Mapping[str, Labelled]):
                 site = dataclasses.replace(site, values=values, rows=rows)
             # as all rows that there are, they bring no padding but each other's
             sites[name] = site.select(batch=slice(None)) if site.rows else site
-        longest, source = (max(map(len, rows), default=0) for rows in (self.token_rows, self.source_rows))
-        equal = all(len(row) == longest for row in self.token_rows)
-        return dataclasses.replace(
-            self, sites=sites, ids=padding.aligned(self.ids)[:, :longest],
-            logits=None if self.logits is None else padding.aligned(self.logits)[:, :longest],
-            source_ids=None if self.source_ids is None else self.source_ids[:, :source],
-            lengths=None if equal else self.lengths, start=None,
-        )  # fmt: skip
+        logits = None if self.logits is None else padding.aligned(self.logits)[:, : inputs.ids.shape[1]]
+        return dataclasses.replace(self, sites=sites, inputs=inputs, logits=logits)
 
     def _require_whole(self, name: str, site: Labelled, own: Sequence[str]) -> None:
         assert self.ids is not None, "what is padded has ids"
@@ -384,7 +402,16 @@ class Run(Mapping[str, Labelled]):
             notes = tuple(Note.from_dict(note) for note in header.pop("notes"))
             said = header.pop("provenance")
             bound = None if said is None else Provenance.from_dict(said)
-            found = cls(sites, **extra, **header, notes=notes, model=model, bound=bound)
+            padding = Padding(extra.pop("lengths", None), extra.pop("start", None))
+            text, generated = header.pop("text"), header.pop("generated")
+            logits, rows, of_source = extra.pop("logits", None), header.pop("token_rows"), header.pop("source_rows")
+            output, source = Side(extra.pop("ids", None), padding, rows), None
+            if of_source:
+                source = Side(extra.pop("source_ids", None), tokens=of_source, text=text)
+            else:
+                output = dataclasses.replace(output, text=text)
+            inputs = Inputs(output, source, generated=generated, notes=notes)
+            found = cls(sites=sites, inputs=inputs, logits=logits, model=model, bound=bound)
             return dataclasses.replace(
                 found, sites={name: found._with_rows(name, site) for name, site in sites.items()}
             )
@@ -393,7 +420,7 @@ class Run(Mapping[str, Labelled]):
 
     def _with_rows(self, name: str, site: Labelled) -> Labelled:
         """Return a site that was read whole with its positions named row by row, as they were before it was saved."""
-        labels, rows = PositionLabels(self), dict[str, RowLabels]()
+        labels, rows = PositionLabels(self.inputs), dict[str, RowLabels]()
         for axis in site.axes:
             if axis in ("pos", "query", "key") and axis not in site.coords:
                 name_positions(site, axis, labels.of(Site.named(name).reads_source(axis)), {}, rows)
@@ -491,12 +518,13 @@ def run(
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, _sites(read, view), edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
-        padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
-        given = prepare(model, inputs, target, specials, padding, allow_unknown)
+        given = prepare(
+            model, inputs, target, specials=specials, lengths=lengths, mask=mask, allow_unknown=allow_unknown
+        )
         labels = PositionLabels(given)
         asked = [(tape.table[request.read.site], request.read.at) for request in tape.requests.values()]
         asked += [(tape.table[site], one.at) for site, edits in tape.edits.items() for one in edits]
-        refuse_padding(inputs, given, asked)
+        refuse_padding(given, labels, asked)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
@@ -505,10 +533,13 @@ def run(
     names = getattr(parts_of(model), "coordinate_names", ())
     sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
-        sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,
-        None if is_gathering() else Binding("run", model, given.shown), given.marks, given.source_marks,
-    )  # fmt: skip
+        sites=sites,
+        inputs=given,
+        logits=logits,
+        output=None if ours and not silent else output,
+        model=parts_of(model),
+        bound=None if is_gathering() else Binding("run", model, given.shown),
+    )
 
 
 def run_for(

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.prepare import Inputs, encode, is_ragged, prepare
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._metrics import (
     Metric,
     MetricsLike,
@@ -23,7 +23,8 @@ from glassformer.analysis.sweep._metrics import (
 from glassformer.data import Batch, Contrast, Pair, Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
-from glassformer.models import EncoderDecoder, Model, ModuleLike, require_module
+from glassformer.models import Model, ModuleLike, require_module
+from glassformer.models.reading import Inputs, encode, rows_of, tokenizer_for, tokenizer_of
 from glassformer.numerics.placement import place_of
 
 # a tuple is (clean, corrupt), each as `run` takes it
@@ -75,7 +76,7 @@ def prompts(model: ModuleLike, inputs: Any, target: Any, analysis: str) -> Promp
     """
     require_module(model, analysis)
     inputs, target = _texts(model, inputs), target
-    if isinstance(model, EncoderDecoder) and target is None and not isinstance(inputs, Batch):
+    if isinstance(model, Model) and model.reads_pairs and target is None and not isinstance(inputs, Batch):
         raise TextError(
             f"{analysis}: every run takes the same text of the decoder; give target=…, or a Batch with a source."
         )
@@ -172,9 +173,15 @@ def _by_name(model: ModuleLike, asked: Contrast, metric: MetricsLike) -> Metrics
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:
-    if isinstance(model, Model) or not is_ragged(inputs):
+    if (
+        isinstance(model, Model)
+        or not isinstance(inputs, list | tuple)
+        or not isinstance(rows := rows_of(inputs), list)
+    ):
         return inputs
-    rows = [encode(model, text) if isinstance(text, str) else list(text) for text in inputs]
+    if any(isinstance(row, str) for row in rows):
+        tokenizer = tokenizer_for(model, tokenizer_of(model))
+        rows = [encode(tokenizer, row) if isinstance(row, str) else row for row in rows]
     if len({len(row) for row in rows}) > 1:
         raise TextError(
             f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "

@@ -3,22 +3,20 @@
 from collections.abc import Iterable
 from typing import Any
 
-from glassformer.analysis.prepare import Inputs
-from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch
 from glassformer.models.readable import PositionLabels
+from glassformer.models.reading import Inputs
 from glassformer.numerics.indices import entries, is_mask
 from glassformer.trace import At, Site
 
 
-def refuse_padding(inputs: Any, given: Inputs, asked: Iterable[tuple[Site, At]]) -> None:
+def refuse_padding(inputs: Inputs, labels: PositionLabels, asked: Iterable[tuple[Site, At]]) -> None:
     """Raise `ShapeMismatch` where single positions are read or edited, and some row has padding there.
 
     Who lays rows out as a `Batch` counts its columns, and is let.
     """
-    if isinstance(inputs, Batch):
+    if inputs.in_columns:
         return
-    labels = PositionLabels(given)
     for site, at in asked:
         for axis, where in at.where.items():
             if axis not in ("pos", "query", "key") or isinstance(where, slice) or is_mask(where):

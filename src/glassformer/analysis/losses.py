@@ -14,7 +14,7 @@ from glassformer.arguments import Count, checked
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, WrongArgument
 from glassformer.labelled import Labelled
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import Decoder, Model, ModelLike, require_model
 from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
@@ -70,7 +70,7 @@ def document_losses(
         TokenOutOfRange: An id is outside the vocabulary.
     """
     require_next_tokens(model, "document_losses")
-    if not isinstance(model, Decoder):
+    if not model.continues:
         raise AnalysisUnavailable(
             f"document_losses reads documents without a source, as a decoder does; this model ({type(model).__name__}) "
             "needs sources too.\n"
@@ -177,7 +177,7 @@ def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> It
             yield tokens[start : start + length + 1], length - half
 
 
-def _window_losses(model: Decoder, windows: list[tuple[list[int], int]]) -> list[Tensor]:
+def _window_losses(model: Model, windows: list[tuple[list[int], int]]) -> list[Tensor]:
     windows = [(tokens, skip) for tokens, skip in windows if len(tokens) > 1]
     if not windows:
         return []

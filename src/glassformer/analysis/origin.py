@@ -79,7 +79,7 @@ def _run_name(value: Any) -> str:
 
 
 def _bound_of(value: Any) -> Bound | None:
-    return value._bound if isinstance(value, Result) else value.bound
+    return value.binding if isinstance(value, Result) else value.bound
 
 
 def _binding(name: str, subject: Any, inputs: Sequence[Any], seed: Any) -> Bound:

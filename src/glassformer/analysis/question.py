@@ -15,21 +15,18 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
 
 from glassformer.analysis.origin import bound
 from glassformer.arguments import check
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.labelled import Result
+from glassformer.labelled import Labelled, Result
 from glassformer.provenance import gathered, is_gathering
 from glassformer.trace import Site, parts_of
-
-if TYPE_CHECKING:
-    from glassformer.analysis._run import Run
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -135,7 +132,7 @@ class OfOnePass(Protocol[P, R_co]):
     __name__: str
 
     @overload
-    def __call__(self, run: "Run", /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def __call__(self, run: Mapping[str, Labelled], /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __call__(
         self, model: nn.Module, text: Any, target: Any = None, /, *args: P.args, **kwargs: P.kwargs

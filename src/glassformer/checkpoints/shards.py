@@ -25,7 +25,7 @@ from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
 from glassformer.files.packaged import CONFIG
-from glassformer.models import Block, Decoder, ModelConfig
+from glassformer.models import Block, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views
 from glassformer.weights.fold import Reading, all_centre, centre_write, fold_attention, require_whole
@@ -75,7 +75,7 @@ class AttentionReader:
         self.folder, self.folded = Path(folder), fold
         self.checkpoint = open_folder(folder)
         self.model: Any = self.checkpoint.model
-        if not isinstance(self.model, Decoder):
+        if not self.model.continues:
             raise CheckpointError(f'"{folder}" holds no decoder; load it whole: glassformer.load.')
         if fold:
             require_whole(self.model)

@@ -109,7 +109,7 @@ def _text(
 
     config, split = source_of(loaded, model, run, data), "train" if data else "heldout"
     if isinstance(config, TextConfig):
-        able = isinstance(loaded, Decoder) and loaded.tokenizer is not None and loaded.one_vocabulary()
+        able = loaded.continues and loaded.tokenizer is not None and loaded.one_vocabulary()
         apart = "predicts tokens of another vocabulary than it reads"
         lacks = {
             Decoder: "has no tokenizer" if loaded.one_vocabulary() else apart,

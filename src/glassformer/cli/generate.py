@@ -18,6 +18,7 @@ from glassformer.errors import ConfigError, TextError, printable
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike, Sampling
+    from glassformer.models.reading import Inputs
     from glassformer.provenance import Note
 
     Drawn = Iterable[tuple[int | None, tuple[Note, ...]]]
@@ -77,7 +78,7 @@ def generate(
         json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
             printed when it is whole.
     """
-    from glassformer.models import Decoder, Sampling
+    from glassformer.models import Sampling
 
     drawing = {"temperature": temperature or None, "top-k": top_k, "top-p": top_p, "min-p": min_p}
     drawing["repetition-penalty"] = None if repetition_penalty == 1.0 else repetition_penalty
@@ -92,18 +93,19 @@ def generate(
     loaded = model_of(model, opening)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
-        temperature = 1.0 if isinstance(loaded, Decoder) else 0.0
+        temperature = 0.0 if loaded.reads_pairs else 1.0
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    prompt, source = _prompt(loaded, given)
+    inputs = _inputs(loaded, given, beyond_context)
     stops = () if tokenizer is None else tokenizer.roles.stops
-    room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, loaded.config.max_len - len(prompt) + 1))
+    left = loaded.config.max_len - len(inputs.token_rows[0]) + 1
+    room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, left))
     options: dict[str, Any] = {
-        "source": source, "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
+        "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
         "beyond_context": beyond_context, "edit": edits_of(ablate, steer),
     }  # fmt: skip
     # refuses what cannot be generated before anything is printed
-    drawn, found = _drawn(loaded, prompt, sampling, beams, read, options, whole=json is not None)
-    reading = _read(loaded, given, prompt, source)
+    drawn, found = _drawn(loaded, inputs, sampling, beams, read, options, whole=json is not None)
+    reading = _shown(inputs)
     # first, since who reads the text may have seen enough before its end
     asked = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
     asked |= {"temperature": None if beams is not None else temperature}
@@ -112,7 +114,7 @@ def generate(
         deliver("generate", loaded, asked, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs
     tell(reading)
-    if isinstance(loaded, Decoder):
+    if not loaded.reads_pairs:
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
     later: dict[Note, None] = {}
     new = (id for id in _noting(drawn, later) if id not in stops)
@@ -126,28 +128,26 @@ def generate(
         tell(TokensRead({}, tuple(note for note in later if note not in reading.notes)))
 
 
-def _read(model: Any, given: str | list[int], prompt: list[int], source: list[list[int]] | None) -> TokensRead:
-    """Return what is read before anything is generated, and what must be known of it."""
-    import torch
+def _inputs(model: "ModelLike", given: str | list[int], beyond_context: bool) -> "Inputs":
+    """Return what is read before anything is generated: the prompt, or a source and what its target starts from."""
+    from glassformer.models.generate import read_prompts
 
-    from glassformer.analysis.prepare import said
-    from glassformer.analysis.reading import marked
-    from glassformer.data.marks import mark_notes
-    from glassformer.models.generate import given_notes
-    from glassformer.models.readable import readable
+    if not model.reads_pairs:
+        return read_prompts(model, given)
+    if not model.start:
+        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
+    return read_prompts(model, [list(model.start)], source=given, beyond_context=beyond_context)
 
-    of_source = source is not None
-    ids = torch.tensor([prompt] if source is None else source)
-    rows = readable(model, ids, stack=model.source if of_source else None)
-    odd, long = marked(model, ids, rows, of_source=of_source), given_notes(model, [len(prompt)], source)
-    around = said(model, given, "source" if of_source else "prompt")
-    notes = (*around, *mark_notes(odd, "source" if of_source else "text", model.name), *long)
-    return TokensRead({"reads": rows}, notes, {"reads": odd})
+
+def _shown(inputs: "Inputs") -> TokensRead:
+    """Return the text that was given as tokens, and what must be known of it."""
+    side = inputs.output if inputs.source is None else inputs.source
+    return TokensRead({"reads": side.tokens}, inputs.notes, {"reads": side.marks})
 
 
 def _drawn(
     model: "ModelLike",
-    prompt: list[int],
+    inputs: "Inputs",
     sampling: "Sampling",
     beams: int | None,
     read: tuple[str, ...],
@@ -162,12 +162,12 @@ def _drawn(
     from glassformer.models import beam_search, generate, stream
 
     if beams is not None:
-        found = beam_search(model, [prompt], n_beams=beams, **options)
+        found = beam_search(model, inputs, n_beams=beams, **options)
         return ((id, found.notes) for id in found.best[0].tokens), found
     if whole:
-        made = generate(model, [prompt], sampling, read=read, **options)
+        made = generate(model, inputs, sampling, read=read, **options)
         return ((id, made.notes) for id in made.tokens[0]), made
-    return ((step.tokens[0], step.notes) for step in stream(model, [prompt], sampling, **options)), None
+    return ((step.tokens[0], step.notes) for step in stream(model, inputs, sampling, **options)), None
 
 
 def _noting(drawn: "Drawn", notes: "dict[Note, None]") -> Iterator[int]:
@@ -181,23 +181,6 @@ def _noting(drawn: "Drawn", notes: "dict[Note, None]") -> Iterator[int]:
 def _show(text: str) -> None:
     """Print a part of the text: to other programs as it is, to a terminal without what would steer it."""
     print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-
-def _prompt(model: "ModelLike", given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
-    """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.prepare import encode, start_of
-    from glassformer.models import EncoderDecoder
-
-    def ids(reading: Any) -> list[int]:
-        # a text may be longer than the context it is meant for; generation says where that ends
-        return encode(model, given, reading) if isinstance(given, str) else given
-
-    if not isinstance(model, EncoderDecoder):
-        return ids("prompt"), None
-    source, start = ids("source"), start_of(model)
-    if start is None:
-        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return [start], [source]
 
 
 def _print(tokenizer: Any, ids: Iterable[int]) -> None:

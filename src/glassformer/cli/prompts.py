@@ -164,14 +164,17 @@ def clean_run(model: "ModelLike", pairs: Any, fitting: bool, read: Sequence[Any]
     found = usable(model, pairs, fitting)
     encoded = found.encode(model, pad="right")
     run = analysis.run(model, encoded.side("clean"), read=read)
-    return dataclasses.replace(run, notes=distinct(added_to(model, found), run.notes)), encoded
+    inputs = dataclasses.replace(run.inputs, notes=distinct(added_to(model, found), run.notes))
+    return dataclasses.replace(run, inputs=inputs), encoded
 
 
 def added_to(model: "ModelLike", pairs: Any) -> "tuple[Note, ...]":
     """Return which specials the tokenizer added to the texts of pairs: no note on ids."""
-    from glassformer.analysis.reading import specials_note
+    from glassformer.provenance import Note
 
-    return specials_note(model.tokenizer.said("opening")) if any(isinstance(pair.clean, str) for pair in pairs) else ()
+    texts = any(isinstance(pair.clean, str) for pair in pairs)
+    said = model.require_tokenizer().said("opening") if texts else ""
+    return (Note(said),) if said else ()
 
 
 def one_source(text: str | None, pairs: Path | None, columns: Sequence[str], **alone: object) -> None:
@@ -187,14 +190,12 @@ def one_source(text: str | None, pairs: Path | None, columns: Sequence[str], **a
 
 def _require_prompts(model: "ModelLike") -> None:
     """Raise `ConfigError` unless a model takes prompts that it goes on from."""
-    from glassformer.models import Encoder
-
-    if "encoder" in model.stacks:
+    if model.reads_pairs:
         raise ConfigError(
             "this model reads a source and a target, and pairs and tasks are prompts to go on from.\n"
             "    Type the texts, and with --target what the decoder has read so far."
         )
-    if isinstance(model, Encoder):
+    if not model.generates:
         raise ConfigError(
             "this model reads both ways, and pairs and tasks are prompts to go on from.\n"
             "    Type the texts, with the mask token where the answer belongs."
@@ -236,11 +237,10 @@ def _typed(
 ) -> ComparedPrompts:
     from glassformer.analysis.prepare import asked_position, prepare
     from glassformer.data import Contrast, Pair, Pairs
-    from glassformer.models import Encoder
 
     sides = [prompt_of(model, text) for text in (clean, corrupt)]
     read = None if target is None else prompt_of(model, target)
-    if "encoder" in model.stacks:
+    if model.reads_pairs:
         require(
             read is not None,
             "this model reads a source and a target: say with --target what its decoder has read so far.",
@@ -260,7 +260,7 @@ def _typed(
             f"answer and wrong answer are one token (id {right}). Without --answer and --wrong they are the likeliest "
             "next tokens of the two prompts: name them."
         )
-    if not isinstance(sides[0], str) or "encoder" in model.stacks or isinstance(model, Encoder):
+    if not isinstance(sides[0], str) or model.reads_pairs or not model.generates:
         return ComparedPrompts(Contrast(sides[0], sides[1], right, other, read, pos=places[0]))
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained

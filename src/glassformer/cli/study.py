@@ -22,6 +22,7 @@ def study(
     jobs: int = 1,
     folder: Path = Path("runs/studies"),
     anew: bool = False,
+    replay: bool = False,
     json: bool = False,
 ) -> None:
     """Check what papers claim, in miniature: list the studies, run some, show what was found.
@@ -30,7 +31,11 @@ def study(
     same command goes on where it was stopped, and are run again when the code that ran for them has changed. What was
     found at the small scale comes with the package: report shows it where nothing was run.
 
-    Exit codes: 0 done, 1 verify found claims that do not stand as reported, 2 bad input.
+    Numbers of a report are of the code that ran for it. verify --replay makes one run of each report again by the code
+    of now, whole, drawn by hash among the cheapest third, and says whether it gives the same measures: equal, within
+    the spread of the seeds (agrees), or not: the study is stale. Without names it does so for every report.
+
+    Exit codes: 0 done, 1 verify found claims that do not stand as reported or stale studies, 2 bad input.
 
     Examples:
         glassformer study list
@@ -38,6 +43,7 @@ def study(
         glassformer study run scaled-scores my_study.py --jobs 2
         glassformer study report scaled-scores
         glassformer study verify scaled-scores
+        glassformer study verify --replay scaled-scores rank-collapse
 
     Args:
         action: list the studies; run them; show the report of one; or decide its claims again from its runs.
@@ -46,12 +52,18 @@ def study(
         jobs: Runs at a time, one thread each.
         folder: Where runs, trained models and reports lie.
         anew: Run again what is there, too.
+        replay: With verify: make one run of each report again, and compare.
         json: Print JSON.
     """
     from glassformer.study import names
 
     if action == "list":
         _list(json)
+        return
+    if replay:
+        if action != "verify":
+            raise AnalysisUnavailable(f"--replay goes with verify: glassformer study verify --replay {' '.join(name)}")
+        _replay(name, scale, folder, anew, json)
         return
     if not name:
         raise AnalysisUnavailable(f"study {action} takes the names of studies: {', '.join(names())}; or Python files.")
@@ -98,6 +110,11 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool)
 
 
 def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+    _show(_reported(name, scale, folder), json)
+
+
+def _reported(name: str, scale: str, folder: Path) -> Path:
+    """Return the file of a report: of one's own runs, else the one that comes with the package."""
     from glassformer.study import find
     from glassformer.study.shelf import shipped_at
 
@@ -109,7 +126,41 @@ def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bo
         raise AnalysisUnavailable(
             f'no report of {name} at scale {scale} in "{folder}". Run: glassformer study run {name} --scale {scale}'
         )
-    _show(path, json)
+    return path
+
+
+def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: bool) -> None:
+    from dataclasses import asdict
+
+    from glassformer.files import json_text, read_json
+    from glassformer.study import names, shipped
+    from glassformer.study.replay import OUTCOMES, replay_reports
+
+    chosen = asked or tuple(name for name in names() if shipped(name) is not None)
+    reports = {name: read_json(_reported(name, scale, folder)) for name in chosen}
+    with progress("replays") as said:
+        try:
+            found = replay_reports(
+                reports, folder / f"replays-{scale}.json", folder, anew=anew,
+                say=lambda name, done, total: said(done, total, name),
+            )  # fmt: skip
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+    stale = [name for name, one in found.items() if one.outcome == "differs"]
+    if json:
+        print(json_text({name: asdict(one) for name, one in found.items()}, indent=1, ascii_only=False))
+    else:
+        table = Table("study", "seconds", "replay")
+        for name, one in found.items():
+            table.add_row(name, f"{one.seconds:.0f}", one.said())
+        console = Console()
+        console.print(table)
+        counts = {outcome: sum(one.outcome == outcome for one in found.values()) for outcome in OUTCOMES}
+        console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+        if stale:
+            console.print(f"stale: {', '.join(stale)}", highlight=False)
+    if stale:
+        raise SystemExit(1)
 
 
 def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
@@ -143,7 +194,9 @@ def _show(path: Path, json: bool) -> None:
     from rich.markdown import Markdown
 
     from glassformer.files import read_json
+    from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
+    from glassformer.study.shelf import shipped_at, shipped_replays_at
 
     if json:
         print(path.read_text(encoding="utf-8"), end="")
@@ -154,5 +207,9 @@ def _show(path: Path, json: bool) -> None:
     if older:
         more = f" and {len(older) - 1} more" if len(older) > 1 else ""
         console.print(f"of earlier code: {older[0]}{more} changed since", highlight=False)
+    known = read_replays(shipped_replays_at()).get(report["study"]) if path == shipped_at(report["study"]) else None
+    if known is not None:
+        since = "" if known.is_current(report) else " That code has changed since."
+        console.print(f"{known.said()}{since}", highlight=False)
     page = path.with_suffix(".html")
     console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)

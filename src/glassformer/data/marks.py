@@ -3,17 +3,16 @@
 Of a text with some of them there is a note; one that is mostly such tokens is refused, unless that is allowed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from glassformer.errors import TextError
 from glassformer.files.packaged import shipped, shipped_folder
 from glassformer.provenance import Note
 from glassformer.words import Sentence, sentence
-
-if TYPE_CHECKING:
-    from glassformer.data.tokenizer import Tokenizer
 
 # characters and words that a message names
 SHOWN = 8
@@ -95,7 +94,30 @@ class Marks:
 UNMARKED = Marks()
 
 
-def marks(tokenizer: "Tokenizer | None", ids: Sequence[int], texts: Sequence[str]) -> Marks:
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What must be known of a tokenizer to say which of its tokens are no words."""
+
+    @property
+    def unk(self) -> int | None: ...
+    @cached_property
+    def specials(self) -> dict[int, str]: ...
+    @cached_property
+    def vocab_size(self) -> int: ...
+    @cached_property
+    def is_bytes(self) -> bool: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def tokens(self, ids: Iterable[int]) -> list[str]: ...
+    def bytes_of(self, id: int) -> bytes: ...
+    def spans(self, text: str) -> list[tuple[int, int]]: ...
+
+
+# reads the vocabulary that lies in a folder, if there is one
+Load = Callable[[Path], Vocabulary | None]
+
+
+def marks(tokenizer: Vocabulary | None, ids: Sequence[int], texts: Sequence[str]) -> Marks:
     """Marks of a row of tokens: what is odd about them.
 
     Args:
@@ -117,7 +139,7 @@ def marks(tokenizer: "Tokenizer | None", ids: Sequence[int], texts: Sequence[str
     return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, text)
 
 
-def _spelled(tokenizer: "Tokenizer", ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
+def _spelled(tokenizer: Vocabulary, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
     found: list[Spelled] = []
     for first in broken:
         if found and first < found[-1].end:
@@ -133,13 +155,14 @@ def _spelled(tokenizer: "Tokenizer", ids: Sequence[int], broken: Sequence[int]) 
     return found
 
 
-def mark_notes(found: Marks, side: str, model: str) -> tuple[Note, ...]:
+def mark_notes(found: Marks, side: str, model: str, load: Load) -> tuple[Note, ...]:
     """Return what must be known of tokens that are no words of the vocabulary: at most one note of each kind.
 
     Args:
         found: What is odd about them.
         side: What they are: the text, a source.
         model: The model's name.
+        load: Reads vocabularies of shipped models, one of which may fit better.
     """
     notes: list[Note] = []
     if found.unknown:
@@ -159,7 +182,7 @@ def mark_notes(found: Marks, side: str, model: str) -> tuple[Note, ...]:
             )
         )
     if found.by_bytes:
-        better = fitting_model(found.text, model)
+        better = fitting_model(found.text, model, load)
         advice = sentence("A shipped model that fits: {name}.", name=better) if better else OTHERWISE
         notes.append(Note(*_bytes_read(found, side), advice))
     return tuple(notes)
@@ -184,7 +207,7 @@ def _first(words: Sequence[str]) -> str:
     return " ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
 
 
-def check_known(tokenizer: "Tokenizer", text: str, ids: Sequence[int], model: str) -> None:
+def check_known(tokenizer: Vocabulary, text: str, ids: Sequence[int], model: str, load: Load) -> None:
     """Raise `TextError` if more than half of a text is unknown or unlearnt bytes; `model` is the model's name."""
     # what has one byte per character is not spelled by bytes
     if tokenizer.unk is None and text.isascii():
@@ -201,24 +224,20 @@ def check_known(tokenizer: "Tokenizer", text: str, ids: Sequence[int], model: st
         otherwise = OTHERWISE
     else:
         return
-    better = fitting_model(text, model)
+    better = fitting_model(text, model, load)
     raise TextError(
         f"{seen}\n    {meaning}\n    {f'A shipped model that fits: {better}.' if better else otherwise} "
         "To run it all the same: allow_unknown=True, --allow-unknown."
     )
 
 
-def fitting_model(text: str, other_than: str) -> str:
+def fitting_model(text: str, other_than: str, load: Load) -> str:
     """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none."""
-    # which asks here what it does not know
-    from glassformer.data.tokenizer import FILE_NAME, Tokenizer
-
     lengths: dict[str, int] = {}
     for name in shipped():
-        folder = shipped_folder(name)
-        if name == other_than or not (folder / FILE_NAME).is_file():
+        tokenizer = None if name == other_than else load(shipped_folder(name))
+        if tokenizer is None:
             continue
-        tokenizer = Tokenizer.load(folder)
         ids = tokenizer.encode(text)
         found = marks(tokenizer, ids, tokenizer.tokens(ids))
         if not found.unknown and not found.spelled:

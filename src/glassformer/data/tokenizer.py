@@ -25,8 +25,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
-from glassformer.data.marks import check_known, mark_notes, marks
-from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
+from glassformer.data.marks import Marks, check_known, mark_notes, marks
+from glassformer.errors import CheckpointError, ConfigError, TextError, outside_vocabulary
 from glassformer.files import json_text
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
 from glassformer.provenance import Note
@@ -128,7 +128,7 @@ class Tokenizer:
         """
         ids = self.encode(text)
         if not (allow_unknown or self.allows_unknown):
-            check_known(self, text, ids, model)
+            check_known(self, text, ids, model, _in_folder)
         return ids
 
     def notes(self, rows: Iterable[Sequence[int]], side: str = "text", model: str = "") -> tuple[Note, ...]:
@@ -140,7 +140,11 @@ class Tokenizer:
             model: As for `read`.
         """
         ids = [id for row in rows for id in row]
-        return mark_notes(marks(self, ids, self.tokens(ids)), side, model)
+        return self.notes_on(marks(self, ids, self.tokens(ids)), side, model)
+
+    def notes_on(self, marked: Marks, side: str = "text", model: str = "") -> tuple[Note, ...]:
+        """Return what must be known of tokens that are no words of the vocabulary, as `notes` does."""
+        return mark_notes(marked, side, model, _in_folder)
 
     def adding(self, specials: bool | None, in_text: bool = False) -> Self:
         """A tokenizer that differs in what it does about special tokens.
@@ -288,6 +292,13 @@ class Tokenizer:
     def unk(self) -> int | None:
         return self.roles.unk
 
+    def require(self, role: str) -> int:
+        """Return the id of the special in this role (`bos`, `eos`, `pad`, `unk`); raises `TextError` if it has none."""
+        found = getattr(self.roles, role)
+        if found is None:
+            raise TextError(f"{self} has no special token in the role of {role}.")
+        return found
+
     def named(self, role: str) -> int | None:
         """The id of the special that well-known files call by this role (`bos`, `eos`, `pad`, `unk`, `mask`)."""
         ids = (self._inner.token_to_id(name) for name in NAMES[role])
@@ -375,7 +386,7 @@ class Tokenizer:
 
     def _checked(self, id: int) -> int:
         if not 0 <= id < self.vocab_size:
-            raise TokenOutOfRange(f"token id {id} is outside the vocabulary: 0 to {self.vocab_size - 1}.")
+            raise outside_vocabulary(id, self.vocab_size)
         return int(id)
 
     @cached_property
@@ -385,6 +396,11 @@ class Tokenizer:
 
 
 @checked
+def _in_folder(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer that lies in a folder, if there is one."""
+    return Tokenizer.load(folder) if (folder / FILE_NAME).is_file() else None
+
+
 def train_bpe(
     texts: Iterable[str], vocab_size: Count, specials: Iterable[str] = ("<bos>",), *, digit_pairs: bool = False
 ) -> Tokenizer:

@@ -58,6 +58,11 @@ class Result:
         return self._notes
 
     @property
+    def binding(self) -> Bound | None:
+        """What it is of, as it was bound: what `provenance` puts into words. None for what no analysis returned."""
+        return self._bound
+
+    @property
     def provenance(self) -> Provenance | None:
         """What it is of: model and digest, input, precision, seed, versions; None for what no analysis returned."""
         return None if self._bound is None else self._bound.said()
@@ -290,7 +295,7 @@ def _changed(fields: Mapping[Any, Any], row: int) -> dict[Any, Any]:
 def _bound_within(value: Any, notes: tuple[Note, ...], bound: Bound) -> Any:
     """Return a field in which results that do not say what they are of say what the whole is of."""
     if isinstance(value, Result):
-        return value if value._bound is not None else value.noted(*notes).bound(bound)
+        return value if value.binding is not None else value.noted(*notes).bound(bound)
     if isinstance(value, Mapping) and any(isinstance(entry, Result) for entry in value.values()):
         return {name: _bound_within(entry, notes, bound) for name, entry in value.items()}
     if isinstance(value, (list, tuple)) and any(isinstance(entry, Result) for entry in value):
@@ -322,7 +327,7 @@ def _plain(value: Any, packed: bool = False, within: Result | None = None) -> An
 def _less(data: dict[str, Any], inner: Result, within: Result) -> dict[str, Any]:
     """Return the document of a result without what the result around it says of both."""
     notes = [note.to_dict() for note in inner.notes if note not in within.notes]
-    left_out = {"notes"} | ({"provenance"} if inner._bound is within._bound else set())
+    left_out = {"notes"} | ({"provenance"} if inner.binding is within.binding else set())
     return {name: value for name, value in data.items() if name not in left_out} | ({"notes": notes} if notes else {})
 
 

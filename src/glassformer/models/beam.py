@@ -18,16 +18,14 @@ from glassformer.arguments import Count, Exponent, checked
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.generate import (
     Prompts,
-    given_notes,
     outgrown_notes,
-    padded,
-    prompt_lengths,
-    read_texts,
+    read_prompts,
     room_for,
-    source_of,
+    warnings,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.passes import Edits, Passes
+from glassformer.models.reading import Inputs
 from glassformer.models.sampling import require_choice
 from glassformer.provenance import Note, distinct
 from glassformer.trace import of_single_rows
@@ -64,7 +62,7 @@ class Beams:
 @checked
 def beam_search(
     model: ModelLike,
-    prompts: Prompts,
+    prompts: Prompts | Inputs,
     *,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
@@ -99,14 +97,16 @@ def beam_search(
         AnalysisUnavailable: Logits are NaN or infinite, or an edit tells rows from each other.
     """
     require_model(model, "beam search")
-    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
-    tokens, lengths = padded(model, given, left=True)
-    new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
-    batch, device = tokens.shape[0], tokens.device
-    passes = Passes(model, tokens, lengths, source_of(model, batch, of_source, source_lengths, beyond_context), edit)
+    inputs = read_prompts(
+        model, prompts, source=source, source_lengths=source_lengths, beyond_context=beyond_context,
+        allow_unknown=allow_unknown,
+    )  # fmt: skip
+    assert inputs.ids is not None, "a model of ours reads ids"
+    new = room_for(model, inputs.ids.shape[1], max_new_tokens, beyond_context)
+    batch, device = inputs.ids.shape[0], inputs.ids.device
+    passes = Passes(model, inputs, edit)
     _require_same_in_all_rows(passes)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
-    prompt = prompt_lengths(tokens, lengths)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
     # one column per beam; at first they would all be equal, so only the first counts
     total = torch.full((batch, n_beams), float("-inf"), device=device, dtype=torch.float64)
@@ -134,9 +134,8 @@ def beam_search(
         passes.append(token.flatten())
     ranked = tuple(beam.ranked() for beam in beams)
     # the last token of each was drawn behind the others
-    grown = [(given, len(one.tokens) - 1) for given, row in zip(prompt, ranked) for one in row]
-    known = given_notes(model, prompt, of_source, source_lengths)
-    notes = distinct(unknown, known, outgrown_notes(model, grown))
+    grown = [(n, len(one.tokens) - 1) for n, row in zip(inputs.output.counts, ranked) for one in row]
+    notes = distinct(warnings(inputs), outgrown_notes(model, grown))
     return Beams(ranked, notes)
 
 

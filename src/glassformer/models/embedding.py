@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
 from glassformer.models.evaluation import drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
@@ -375,11 +375,9 @@ def require_ids(ids: Tensor, vocab_size: int) -> Int[Tensor, "batch pos"]:
     """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
-        raise ShapeMismatch(f"token ids are integers with axes `batch pos`; found {kind}.")
+        raise ShapeMismatch(f"token ids are integers with axes `pos` or `batch pos`; found {kind}.")
     ids = ids.long()
     low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
     if low < 0 or high >= vocab_size:
-        raise TokenOutOfRange(
-            f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})."
-        )
+        raise outside_vocabulary(low if low < 0 else high, vocab_size)
     return ids

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.attention import Context
 from glassformer.config import UNSAID, require
+from glassformer.data.tokenizer import Tokenizer
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal
 from glassformer.models.initialise import initialise
@@ -151,17 +152,24 @@ class EncoderDecoder(Model):
         return self.config.output_vocab_size is None and not of_sources
 
     @property
-    def source_tokenizer(self) -> Any:
+    def source_tokenizer(self) -> Tokenizer | None:
         """Names of what the encoder reads: `tokenizer`, or for sources of their own what was set, or None."""
         return self.tokenizer if self.config.source_vocab_size is None else self.own_tokenizers.get("source")
 
     @source_tokenizer.setter
-    def source_tokenizer(self, tokenizer: Any) -> None:
+    def source_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         require(
             self.config.source_vocab_size is not None,
             "source_tokenizer: both sides read the same tokens (source_vocab_size=None), so set tokenizer.",
         )
         self.own_tokenizers["source"] = tokenizer
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        first = self.config.start_id
+        if first is None and self.tokenizer is not None:
+            first = self.tokenizer.bos
+        return () if first is None else (first,)
 
     def forward(
         self,

@@ -7,7 +7,7 @@ it would have alone. Nothing is remembered in the model.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -17,17 +17,12 @@ from glassformer.arguments import checked
 from glassformer.config import require
 from glassformer.errors import TextError
 from glassformer.labelled import Labelled
-from glassformer.models.decoder import Decoder
-from glassformer.models.embedding import require_ids
-from glassformer.models.encoder import Encoder
-from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
-from glassformer.models.padding import Padding, rows_of
-from glassformer.models.passes import Edits, Passes, Reads, SourceIds
+from glassformer.models.passes import Edits, Passes, Reads
 from glassformer.models.readable import decoded
+from glassformer.models.reading import Inputs, Side, joined, read_side, rows_of
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
-from glassformer.numerics.placement import place_of
-from glassformer.provenance import Note, distinct, length_note, outgrown_note
+from glassformer.provenance import Note, distinct, outgrown_note
 
 DRAW = Sampling()  # from the model's own distribution
 NEW_TOKENS = 64
@@ -87,7 +82,7 @@ class Generation:
 @checked
 def generate(
     model: ModelLike,
-    prompts: Prompts,
+    prompts: Prompts | Inputs,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
@@ -112,7 +107,7 @@ def generate(
     Args:
         model: A decoder or an encoder-decoder.
         prompts: Texts, or token ids, one list or tensor per row, of any lengths, or a row by itself; for an
-            encoder-decoder ids, usually `[[bos]]` for each row.
+            encoder-decoder ids, usually `[[bos]]` for each row. Or what `read_prompts` made of all that is read.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.
@@ -162,7 +157,7 @@ def generate(
 @checked
 def stream(
     model: ModelLike,
-    prompts: Prompts,
+    prompts: Prompts | Inputs,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
@@ -187,7 +182,7 @@ def stream(
 
 def _begun(
     model: ModelLike,
-    prompts: Prompts,
+    prompts: Prompts | Inputs,
     sampling: Sampling,
     max_new_tokens: int | None,
     stops: frozenset[int],
@@ -202,15 +197,16 @@ def _begun(
 ) -> tuple[Iterator[GenerationStep], Passes]:
     """Return the steps to come, and the passes they are made by; bad input raises here."""
     require_model(model, "generating text")
-    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
-    tokens, lengths = padded(model, given, left=True)
-    new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
-    sources = source_of(model, tokens.shape[0], of_source, source_lengths, beyond_context)
-    passes = Passes(model, tokens, lengths, sources, edit, read)
-    seen = _seen(model, tokens, lengths) if sampling.repetition_penalty != 1 else None
-    steps, counts = _steps(passes, seen, sampling, new, stops, at_each_step), prompt_lengths(tokens, lengths)
-    notes = (*unknown, *given_notes(model, counts, of_source, source_lengths))
-    return _noted(model, steps, counts, notes), passes
+    inputs = read_prompts(
+        model, prompts, source=source, source_lengths=source_lengths, beyond_context=beyond_context,
+        allow_unknown=allow_unknown,
+    )  # fmt: skip
+    assert inputs.ids is not None, "a model of ours reads ids"
+    new = room_for(model, inputs.ids.shape[1], max_new_tokens, beyond_context)
+    passes = Passes(model, inputs, edit, read)
+    seen = _seen(model, inputs.ids, inputs.lengths) if sampling.repetition_penalty != 1 else None
+    steps = _steps(passes, seen, sampling, new, stops, at_each_step)
+    return _noted(model, steps, inputs.output.counts, warnings(inputs)), passes
 
 
 def _noted(
@@ -259,42 +255,51 @@ def _steps(
             return
 
 
-def source_of(
-    model: Model, batch: int, source: Ids | None, source_lengths: Tensor | None, beyond_context: bool = False
-) -> SourceIds | None:
-    """Return what an encoder reads, one row for each prompt; None for a decoder."""
-    if isinstance(model, Decoder):
+def read_prompts(
+    model: Model,
+    prompts: Prompts | Inputs,
+    *,
+    source: Prompts | None = None,
+    source_lengths: Tensor | None = None,
+    beyond_context: bool = False,
+    allow_unknown: bool = False,
+) -> Inputs:
+    """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
+    if isinstance(prompts, Inputs):
+        return prompts
+    if not model.generates:
+        model.begin(0)
+    rows = rows_of(prompts)
+    if not model.reads_pairs:
         if source is not None or source_lengths is not None:
             raise TextError("a decoder reads its prompt only, and has no source; put the text into the prompt.")
-        return None
-    if isinstance(model, Encoder):
-        model.begin(batch)
-    assert isinstance(model, EncoderDecoder), "there is no other kind"
+        return joined(model, _opening(model, rows, allow_unknown))
     if source is None:
         raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
-    if len(source) != batch:
-        raise TextError(f"{len(source)} sources for {batch} prompts; give one prompt, usually [bos], per source.")
-    ids, lengths = padded(model, source, left=False, stack=model.source)
-    limit = model.config.max_len
-    if ids.shape[1] > limit and not beyond_context:
-        raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
-    if source_lengths is None:
-        return SourceIds(ids, lengths)
-    if not isinstance(source, Tensor):
+    if any(isinstance(row, str) for row in rows):
         raise TextError(
-            "source_lengths are of a tensor padded on the right; rows given as lists say how long they are."
+            "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
+            "row, and texts as source."
         )
-    return SourceIds(ids, Padding.of(ids, source_lengths).lengths)
+    of_source = read_side(
+        model, source, "source", lengths=source_lengths, allow_unknown=allow_unknown, within_context=not beyond_context
+    )
+    if len(of_source.tokens) != len(rows):
+        raise TextError(
+            f"{len(of_source.tokens)} sources for {len(rows)} prompts; give one prompt, usually [bos], per source."
+        )
+    return joined(model, _opening(model, rows, allow_unknown), of_source)
 
 
-def given_notes(
-    model: Model, prompts: Sequence[int], source: Ids | None = None, source_lengths: Tensor | None = None
-) -> tuple[Note, ...]:
-    """Return what must be known of prompts of these lengths, and of sources, before anything is generated."""
-    lengths = list(prompts)
-    if source is not None:
-        lengths += [len(row) for row in source] if source_lengths is None else source_lengths.tolist()
-    return length_note(max(lengths), model.trained_length)
+def _opening(model: Model, rows: Tensor | list[str | list[int]], allow_unknown: bool) -> Side:
+    # where the context ends decides how many new tokens there may be
+    return read_side(model, rows, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
+
+
+def warnings(inputs: Inputs) -> tuple[Note, ...]:
+    """Return what must be known of what is read: its notes but for those on specials, which are no surprise here."""
+    expected = {note for side in inputs.sides.values() for note in side.specials}
+    return tuple(note for note in inputs.notes if note not in expected)
 
 
 def outgrown_notes(model: Model, rows: Iterable[tuple[int, int]]) -> tuple[Note, ...]:
@@ -305,83 +310,6 @@ def outgrown_notes(model: Model, rows: Iterable[tuple[int, int]]) -> tuple[Note,
     return (outgrown_note(trained),)
 
 
-def prompt_lengths(tokens: Tensor, lengths: Tensor | None) -> list[int]:
-    """Return how many tokens of each row of padded prompts are real."""
-    return [tokens.shape[1]] * len(tokens) if lengths is None else lengths.tolist()
-
-
-def read_texts(
-    model: Model, prompts: Prompts, source: Prompts | None, allow_unknown: bool
-) -> tuple[Ids, Ids | None, tuple[Note, ...]]:
-    """Return prompts and sources as ids, and what must be known of words in them that the model does not.
-
-    Raises:
-        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own, or
-            one is mostly unknown, which is not allowed.
-    """
-    ids, notes = _ids_of(model, prompts, "opening", allow_unknown)
-    if source is None:
-        return ids, None, notes
-    of_source, more = _ids_of(model, source, "source", allow_unknown)
-    return ids, of_source, (*more, *notes)
-
-
-def _ids_of(
-    model: Model, rows: Prompts, reading: Literal["opening", "source"], allow_unknown: bool
-) -> tuple[Ids, tuple[Note, ...]]:
-    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are."""
-    texts: Any = [rows] if isinstance(rows, str) else rows
-    if isinstance(texts, Tensor) or not any(isinstance(row, str) for row in texts):
-        return rows_of(texts), ()
-    if reading == "opening" and model.source is not None:
-        raise TextError(
-            "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
-            "row, and texts as source."
-        )
-    tokenizer = model.source_tokenizer if reading == "source" else model.tokenizer
-    if tokenizer is None:
-        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
-    begin, end = tokenizer.around(reading)
-    read = {
-        i: tokenizer.read(row, allow_unknown=allow_unknown, model=model.name)
-        for i, row in enumerate(texts)
-        if isinstance(row, str)
-    }
-    side = ("text" if reading == "opening" else reading) + "s" * (len(read) > 1)
-    ids = [[*begin, *read[i], *end] if i in read else list(row) for i, row in enumerate(texts)]
-    return ids, tokenizer.notes(read.values(), side, model.name)
-
-
-def padded(
-    model: Model, rows: Ids, *, left: bool, stack: str | None = None
-) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
-    """Return ids of what a stack reads as one tensor on the model's device, and lengths if they differ.
-
-    Raises:
-        ShapeMismatch: A tensor that is not `batch pos` of integers.
-        TextError: No rows, or an empty one.
-        TokenOutOfRange: An id outside the vocabulary.
-    """
-    device = place_of(model)
-    if isinstance(rows, Tensor):
-        tokens, lengths = rows.to(device), None
-    else:
-        lists = [list(row) for row in rows]
-        longest = max([len(row) for row in lists], default=0)
-        if any(len(row) < longest for row in lists) and all(lists):
-            lengths = torch.tensor([len(row) for row in lists], device=device)
-        else:
-            lengths = None
-        if not all(lists):
-            raise TextError(f"row {[len(row) for row in lists].index(0)} holds no tokens; start it with at least one.")
-        fill = [[lists[0][0]] * (longest - len(row)) for row in lists]
-        whole = [pad + row if left else row + pad for pad, row in zip(fill, lists)]
-        tokens = torch.tensor(whole, device=device)
-    if tokens.ndim <= 2 and tokens.numel() == 0:
-        raise TextError("no tokens to start from; give at least one row with at least one token.")
-    return require_ids(tokens, model.embeddings[model.output if stack is None else stack].vocab_size), lengths
-
-
 def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool = False) -> int:
     """Return how many new tokens may follow a prompt: as many as were asked for, or by default what fits.
 
@@ -390,7 +318,7 @@ def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool 
         TextError: Together they exceed the model's context, or with `beyond_context` its learned positions.
         AnalysisUnavailable: An encoder, which does not generate, or a model that cannot read what it writes.
     """
-    if isinstance(model, Encoder):
+    if not model.generates:
         model.begin(0)
     model.require_one_vocabulary("generating text")
     limit = model.config.max_len

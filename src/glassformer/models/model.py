@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
+from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
 from glassformer.models.output_layer import OutputLayer
+from glassformer.models.reading import Inputs, read, tokenizer_for
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
 from glassformer.provenance.digest import digest
@@ -160,13 +162,15 @@ class Model(nn.Module):
     # from the stream that enters a layer to the logits; and the empty state, for models that carry one
     resume: Callable[..., Any]
     begin: Callable[..., Any]
+    # of models of one stack: from tokens to the last stream, before the logits
+    stream: Callable[..., Any]
 
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()
         self.config: Any = config
-        self.tokenizer: Any = None
+        self.tokenizer: Tokenizer | None = None
         # of vocabularies of their own, by what they are of: `output`, `source`
-        self.own_tokenizers: dict[str, Any] = {}
+        self.own_tokenizers: dict[str, Tokenizer | None] = {}
         self.no_tokenizer = ""
         self.origin: Any = None
         self.trained_length: int | None = None
@@ -222,6 +226,61 @@ class Model(nn.Module):
         """Whether it gives logits at all."""
         return True
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether it reads two texts: a source, and what its decoder has of the target."""
+        return self.source is not None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it can write: its logits are of the next token. A model that reads pairs writes behind a source."""
+        return self.predicts_next
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on from one text, as decoders do."""
+        return self.generates and not self.reads_pairs
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The token that the decoder's text begins with, of models that read pairs: one, or none if nobody says."""
+        return ()
+
+    def read(
+        self,
+        given: Any,
+        *,
+        source: Any = None,
+        specials: bool | None = None,
+        lengths: Any = None,
+        mask: Any = None,
+        allow_unknown: bool = False,
+    ) -> Inputs:
+        """Return what a pass reads, checked: `model(*inputs.args, **inputs.kwargs)` runs it.
+
+        A text gets the special tokens that its tokenizer puts around texts, and `notes` say which; ids are taken as
+        they are.
+
+        Args:
+            given: A text, token ids (a list, or a tensor of one or two axes), several texts or rows of ids of any
+                lengths, which are padded on the right, or a `Batch`; of a model that reads pairs, the target.
+            source: What the encoder of a model that reads pairs reads, likewise.
+            specials: Put special tokens around a text always (True) or never (False); by default as the tokenizer was
+                made or published.
+            lengths: Real tokens in each row of ids (of `source`, if there is one) that are padded on the right.
+            mask: 1 for each real id and 0 for padding, on either side, in place of lengths.
+            allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of
+                characters that it learnt no token for.
+
+        Raises:
+            TextError: A text is empty, longer than the context or mostly unknown, or there is no tokenizer for it.
+            TokenOutOfRange: An id is outside the vocabulary.
+            ShapeMismatch: It is neither text nor ids, the padding does not fit, or a source is missing or too many.
+        """
+        return read(
+            self, given, source=source, specials=specials, lengths=lengths, mask=mask, allow_unknown=allow_unknown
+        )
+
     def one_vocabulary(self, stack: str | None = None) -> bool:
         """Whether logits are of the tokens that a stack reads; the stack that ends in the logits by default."""
         return self.config.output_vocab_size is None
@@ -238,12 +297,12 @@ class Model(nn.Module):
             )
 
     @property
-    def output_tokenizer(self) -> Any:
+    def output_tokenizer(self) -> Tokenizer | None:
         """Names of what logits are of: `tokenizer`, or for outputs of their own what was set, or None."""
         return self.tokenizer if self.one_vocabulary() else self.own_tokenizers.get("output")
 
     @output_tokenizer.setter
-    def output_tokenizer(self, tokenizer: Any) -> None:
+    def output_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         require(
             not self.one_vocabulary(),
             "output_tokenizer: logits are of the tokens that are read (output_vocab_size=None), so set tokenizer.",
@@ -251,11 +310,15 @@ class Model(nn.Module):
         self.own_tokenizers["output"] = tokenizer
 
     @property
-    def source_tokenizer(self) -> Any:
+    def source_tokenizer(self) -> Tokenizer | None:
         """Names of what the stack reads whose output cross-attention reads: `tokenizer`, unless it has its own."""
         return self.tokenizer
 
-    def tokenizer_of(self, stack: str | None) -> Any:
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of what is read; raises `TextError`, which says why, if there is none."""
+        return tokenizer_for(self, self.tokenizer)
+
+    def tokenizer_of(self, stack: str | None) -> Tokenizer | None:
         """Return the tokenizer of what a stack reads; of the one that ends in the logits by default."""
         return self.source_tokenizer if stack is not None and stack == self.source else self.tokenizer
 

@@ -9,9 +9,7 @@ says the same.
 # torch does not type `tolist`
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -67,6 +65,15 @@ class Padding:
             raise ShapeMismatch("mask: padding is on one side, the same for all rows: on the left, or on the right.")
         return cls(counts, first)
 
+    @classmethod
+    def said(cls, ids: Tensor, lengths: Any, mask: Any) -> Self:
+        """Return padding as a caller says it; raises `ShapeMismatch` if it does not fit the ids, or is said twice."""
+        if mask is None:
+            return cls.of(ids, lengths)
+        if lengths is not None:
+            raise ShapeMismatch("lengths= and mask= say the same; give one of them.")
+        return cls.masked(ids, mask)
+
     @property
     def is_any(self) -> bool:
         """Whether there is any padding."""
@@ -100,38 +107,6 @@ class Padding:
 
 
 WHOLE = Padding()
-
-
-def rows_of(given: Any) -> Any:
-    """Return a row of ids as a batch of one, and rows that are tensors or arrays as lists; anything else as it is.
-
-    Rows may differ in length, which no tensor of them all could.
-    """
-    if isinstance(given, Tensor):
-        return given[None] if given.ndim == 1 else given
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        return given
-    if all(isinstance(one, Integral) and not isinstance(one, bool) for one in given):
-        return [list(given)]
-    if all(getattr(row, "ndim", 0) == 1 for row in given):
-        return [row.tolist() for row in given]
-    return given
-
-
-@dataclass(frozen=True, eq=False)
-class AskedPadding:
-    """Padding as a caller says it, by lengths or by a mask, before the ids are known."""
-
-    lengths: Any = None
-    mask: Any = None
-
-    def on(self, ids: Int[Tensor, "batch pos"]) -> Padding:
-        """Return the padding of these ids; raises `ShapeMismatch` if it does not fit them, or is said twice."""
-        if self.mask is None:
-            return Padding.of(ids, self.lengths)
-        if self.lengths is not None:
-            raise ShapeMismatch("lengths= and mask= say the same; give one of them.")
-        return Padding.masked(ids, self.mask)
 
 
 def _integers(given: Any, name: str) -> Tensor:

@@ -21,6 +21,7 @@ from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model
 from glassformer.models.padding import Padding
 from glassformer.models.readable import readable
+from glassformer.models.reading import Inputs
 from glassformer.models.recording import Recording
 from glassformer.models.stack import State
 from glassformer.trace import Columns, Edit, Read, Tape, by_position, in_pass, settled
@@ -42,9 +43,7 @@ class Passes:
 
     Args:
         model: A decoder or an encoder-decoder.
-        tokens: The prompt.
-        lengths: Real tokens per row, which is padded on the left; None if all are.
-        source: Of an encoder-decoder.
+        inputs: What is read first: the prompt, rows padded on the left, and the source of an encoder-decoder.
         edit: Edits that hold in every pass.
         read: What is recorded.
 
@@ -57,14 +56,16 @@ class Passes:
     def __init__(
         self,
         model: Model,
-        tokens: Int[Tensor, "batch pos"],
-        lengths: Int[Tensor, " batch"] | None,
-        source: SourceIds | None = None,
+        inputs: Inputs,
         edit: Edits = (),
         read: Reads = (),
     ) -> None:
-        self.model, self.source, self.text = model, source, tokens
-        self.padded = None if lengths is None else tokens.shape[1] - lengths
+        assert inputs.ids is not None, "a model of ours reads ids"
+        tokens, self.padded, source = inputs.ids, inputs.start, inputs.source
+        self.model, self.text = model, tokens
+        self.source = None
+        if source is not None and source.ids is not None:
+            self.source = SourceIds(source.ids, source.padding.lengths)
         self.padding = (0,) * len(tokens) if self.padded is None else tuple(self.padded.tolist())
         asked = Tape(model, _sites(read), edit)
         self.table = asked.table
@@ -74,7 +75,7 @@ class Passes:
         }
         self.recording = Recording(asked, model.coordinate_names, len(tokens)) if asked.requests else None
         # readable tokens of each row, as far as they were read and the row had not ended
-        self.rows = readable(model, tokens, Padding(lengths, self.padded)) if self.recording else []
+        self.rows = [list(row) for row in inputs.token_rows] if self.recording else []
         # what earlier columns left behind; None if the whole text is read every time
         self.state = self._begin() if self.is_plain or _is_carried(model, asked) else None
 

@@ -3,31 +3,16 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models.model import Model, ModuleLike
 from glassformer.models.padding import WHOLE, Padding
+from glassformer.models.reading import Inputs, Side, token_names, tokenizer_of
 from glassformer.numerics.indices import entries
 from glassformer.trace import Request, Site, SiteTable, head_label, key_head_label
-
-
-@runtime_checkable
-class HasTokens(Protocol):
-    """Ids and readable tokens of a pass, the encoder's too if there is one; `start` is where real tokens begin."""
-
-    @property
-    def ids(self) -> Tensor | None: ...
-    @property
-    def token_rows(self) -> Sequence[Sequence[str]]: ...
-    @property
-    def source_ids(self) -> Tensor | None: ...
-    @property
-    def source_rows(self) -> Sequence[Sequence[str]]: ...
-    @property
-    def start(self) -> Tensor | None: ...
 
 
 def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE, stack: str | None = None) -> list[list[str]]:
@@ -35,23 +20,13 @@ def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE, stack: st
 
     They are tokens that a stack reads, by default the one that ends in the logits.
     """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.tokenizer_of(stack) if isinstance(model, Model) else tokenizer, ids, padding)
+    of_source = stack is not None and stack == getattr(model, "source", None)
+    return token_names(tokenizer_of(model, of_source), ids, padding)
 
 
 def readable_outputs(model: ModuleLike, ids: Tensor) -> list[list[str]]:
     """Return each row's tokens as text, or as numbers, where they are tokens that logits are of."""
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.output_tokenizer if isinstance(model, Model) else tokenizer, ids)
-
-
-def _named(tokenizer: Any, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
-    rows: list[list[int]] = padding.real_rows(ids)
-    if not hasattr(tokenizer, "tokens"):
-        return [[str(i) for i in row] for row in rows]
-    # a model may have more rows in its embedding than its tokenizer has tokens
-    known = tokenizer.vocab_size
-    return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
+    return token_names(model.output_tokenizer if isinstance(model, Model) else tokenizer_of(model), ids)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -66,17 +41,15 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 class PositionLabels:
     """Names of positions, row by row: index and token, None at padding; made once for all sites of a pass."""
 
-    def __init__(self, given: HasTokens) -> None:
-        self._sides = {
-            False: (given.ids, given.token_rows, given.start),
-            True: (given.source_ids, given.source_rows, None),
-        }
+    def __init__(self, inputs: Inputs) -> None:
+        self._sides = inputs.sides
         self._known: dict[bool, list[list[Coordinate | None]]] = {}
 
     def of(self, source: bool) -> list[list[Coordinate | None]]:
         """Return those of the encoder's rows, or of the rows that end in the logits."""
         if source not in self._known:
-            ids, rows, start = self._sides[source]
+            side = self._sides.get(source, Side())
+            ids, rows, start = side.ids, side.tokens, side.padding.start
             width = 0 if ids is None else ids.shape[1]
             first = [0] * len(rows) if start is None else start.tolist()
             self._known[source] = [

@@ -25,16 +25,16 @@ from glassformer.models.decoder import Decoder
 from glassformer.models.generate import (
     DRAW,
     Generation,
-    given_notes,
     outgrown_notes,
-    padded,
-    read_texts,
+    read_prompts,
     room_for,
+    warnings,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.paged_state import Fixed, Going, PagedState
 from glassformer.models.pages import Pages, extend_digests
 from glassformer.models.readable import decoded
+from glassformer.models.reading import Inputs
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.provenance import Note, distinct
 
@@ -128,7 +128,7 @@ class Serving:
     @checked
     def submit(
         self,
-        prompt: str | Sequence[int] | Tensor,
+        prompt: str | Sequence[int] | Tensor | Inputs,
         sampling: Sampling = DRAW,
         *,
         max_new_tokens: int | None = None,
@@ -146,13 +146,11 @@ class Serving:
             ConfigError, TextError, TokenOutOfRange, ShapeMismatch: As `generate`.
             OutOfPages: The text with its new tokens fills more pages than there are.
         """
-        given, _, unknown = read_texts(self.model, prompt, None, False)
-        ids, _ = padded(self.model, given, left=True)
-        row, *more = ids.tolist()
-        if more:
-            raise TextError(f"a request is one prompt, found {len(ids)} rows; submit each by itself.")
-        notes = (*unknown, *given_notes(self.model, [len(row)]))
-        request = self._made(row, sampling, max_new_tokens, stop_ids, notes)
+        inputs = read_prompts(self.model, prompt)
+        if len(inputs.token_rows) > 1:
+            raise TextError(f"a request is one prompt, found {len(inputs.token_rows)} rows; submit each by itself.")
+        [row] = inputs.args[0].tolist()
+        request = self._made(row, sampling, max_new_tokens, stop_ids, warnings(inputs))
         self.waiting.append(request)
         return request
 
@@ -348,7 +346,7 @@ class Serving:
 
 def _served(model: Any) -> Decoder:
     """Return the model if its states can lie in pages, or raise `AnalysisUnavailable`."""
-    if not isinstance(model, Decoder):
+    if model.reads_pairs or not model.generates:
         raise AnalysisUnavailable(
             f"serving reads one text per request, and this model is an {model.config.kind}: "
             + ("it does not write." if model.source is None else "generate(model, prompts, source=…) gives sources.")

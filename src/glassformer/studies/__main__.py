@@ -1,15 +1,35 @@
-"""`python -m glassformer.studies NAME…`: run studies at the small scale and put their reports into the package."""
+"""Put reports of studies into the package, or what came of making one run of each again.
+
+python -m glassformer.studies NAME…                 run studies at the small scale, and put their reports there
+python -m glassformer.studies --replay [NAME…]      make one run of each report there again, and put the outcome there
+"""
 
 import sys
+import tempfile
+from pathlib import Path
 
 from glassformer.files import json_text, write
-from glassformer.study import run_study
+from glassformer.study import names, run_study
+from glassformer.study.replay import replay_reports
 from glassformer.study.report import document
-from glassformer.study.shelf import shipped, shipped_at
+from glassformer.study.shelf import shipped, shipped_at, shipped_replays_at
 
-for name in sys.argv[1:]:
-    found = document(run_study(name), shipped(name))
-    path = shipped_at(name)
-    path.parent.mkdir(exist_ok=True)
-    write(path, (json_text(found, indent=1, ascii_only=False) + "\n").encode())
-    print(name, {claim["text"]: claim["verdict"] for claim in found["claims"]})
+
+def main(asked: list[str]) -> None:
+    """Do what the words of the command line ask for."""
+    if asked[:1] == ["--replay"]:
+        reports = {name: report for name in asked[1:] or names() if (report := shipped(name)) is not None}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, found in replay_reports(reports, shipped_replays_at(), Path(folder)).items():
+                print(name, f"{found.seconds} s", found.said())
+        return
+    for name in asked:
+        found = document(run_study(name), shipped(name))
+        path = shipped_at(name)
+        path.parent.mkdir(exist_ok=True)
+        write(path, (json_text(found, indent=1, ascii_only=False) + "\n").encode())
+        print(name, {claim["text"]: claim["verdict"] for claim in found["claims"]})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -26,7 +26,8 @@ def run(case: Case) -> Measures:
 
 def patterns(case: Case) -> Measures:
     model = gf.load("gpt-4l")
-    ids = [torch.tensor(model.tokenizer.encode(document.text)) for document in DATA.documents()["heldout"]]
+    encode = model.require_tokenizer().encode
+    ids = [torch.tensor(encode(document.text)) for document in DATA.documents()["heldout"]]
     rows = torch.cat([text.unfold(0, LENGTH, LENGTH) for text in ids if len(text) >= LENGTH])
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     rows = rows[case.seed * case["rows"] : (case.seed + 1) * case["rows"]]

@@ -65,9 +65,9 @@ STUDY = Study(
     grid={"attention": tuple(MIXERS)},
     scales={"smoke": Scale(1, {"shortest": 128, "times": 1}), "small": Scale(3, {"shortest": 1024, "times": 3})},
     measures={
-        "time_grows": Measure("Exponent of processor time by length: 1 is linear, 2 is quadratic"),
+        "time_grows": Measure("Exponent of processor time by length: 1 is linear, 2 is quadratic", timed=True),
         "operations_grow": Measure("Exponent of the operations that are counted"),
-        "seconds": Measure("Processor time forward and backward on the longest text", "s"),
+        "seconds": Measure("Processor time forward and backward on the longest text", "s", timed=True),
     },
     claims=(
         Claim("Full attention grows with the square", grows(FULL), above(1.7)),

@@ -27,7 +27,7 @@ def run(case: Case) -> Measures:
     model, rows = decoder(case, LONG + 1)
     read, seen = rows[:, :-1].clone(), case["seen"]
     if seen == LINES:
-        read[:, :4] = model.tokenizer.encode("\n")[0]
+        read[:, :4] = model.require_tokenizer().encode("\n")[0]
     patterns = gf.run(model, read[:, :TRAINED], read="pattern").layers("pattern").values
     changed = mixing(model, MIXERS[seen])
     losses = torch.cat([each(changed, *some) for some in zip(read.split(2), rows[:, 1:].split(2))])
@@ -43,14 +43,13 @@ def decoder(case: Case, length: int) -> tuple[Model, Tensor]:
     """Return the decoder of a case, and rows of held-out files, other ones for every seed."""
     begun = case["model"] == BEGUN
     model = gf.load(case.train(begins_alike(case["steps"])) if begun else case["model"])
-    tokenizer, number = model.tokenizer, case["rows"]
-    assert tokenizer is not None, "both are trained on text"
+    tokenizer, number = model.require_tokenizer(), case["rows"]
     ids = [torch.tensor(tokenizer.encode(document.text)) for document in DATA.documents()["heldout"]]
     rows = torch.cat([text.unfold(0, length, length) for text in ids if len(text) >= length])
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     rows = rows[order[case.seed * number : (case.seed + 1) * number]]
     if begun:
-        rows[:, 0] = tokenizer.bos
+        rows[:, 0] = tokenizer.require("bos")
     return model.eval(), rows
 
 

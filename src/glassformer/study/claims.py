@@ -298,6 +298,13 @@ def interval(values: Sequence[float], *, exact: bool = False) -> tuple[float, fl
     return mean, mean - half, mean + half
 
 
+def next_draw(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of where one more draw lies in 95 % of cases, by Student's t; two numbers at least are needed."""
+    mean, n = statistics.fmean(values), len(values)
+    half = _t(n - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
+    return mean - half, mean + half
+
+
 def _t(freedom: int) -> float:
     if freedom <= len(_T):
         return _T[freedom - 1]

@@ -98,11 +98,13 @@ class Measure:
         about: In a sentence.
         unit: Of the number; empty if it has none.
         analysis: The analysis it is taken from: the report says its question and source.
+        timed: It is a time or follows from times, so that another hour gives another number; replays leave it out.
     """
 
     about: str
     unit: str = ""
     analysis: Callable[..., Any] | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)

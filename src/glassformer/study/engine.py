@@ -134,8 +134,15 @@ def verify(study: Study | str, scale: str = "small", *, folder: str | Path = RUN
     return Found(found, scale, runs, [decide(claim, measured, seeds) for claim in found.claims])
 
 
-def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None]) -> None:
-    """Run one case and write its record."""
+def run_case(study: Study, case: Case, folder: Path, said: Callable[[int, int], None]) -> Record:
+    """Return the record of one case, run here on one thread; what ends the run is in it.
+
+    Args:
+        study: The study.
+        case: One of its cases.
+        folder: Where models that are trained on the way lie, those of other cases too.
+        said: Told (done, in all) of what takes long.
+    """
     started = time.monotonic()
     measures: dict[str, float] = {}
     undefined: dict[str, str] = {}
@@ -153,11 +160,23 @@ def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None
             undefined["*"] = str(why)
         except Exception:
             error = traceback.format_exc()
-    record = Record(
-        study.name, dict(case.point), dict(case.settings), case.seed, measures, undefined, error,
-        round(time.monotonic() - started, 2), records.machine(), ran.digests(),
-    )  # fmt: skip
-    records.save(records.place(folder, study.name, case), record)
+    return Record(
+        study=study.name,
+        point=dict(case.point),
+        settings=dict(case.settings),
+        seed=case.seed,
+        measures=measures,
+        undefined=undefined,
+        error=error,
+        seconds=round(time.monotonic() - started, 2),
+        machine=records.machine(),
+        code=ran.digests(),
+    )
+
+
+def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None]) -> None:
+    """Run one case and write its record."""
+    records.save(records.place(folder, study.name, case), run_case(study, case, folder, said))
 
 
 def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[int, int], None]) -> Path:

@@ -4,6 +4,7 @@ Those of the package are the modules that `glassformer.studies` names, a study e
 announce theirs by entry points of the group `glassformer.studies`, or are Python files of one's own.
 
     glassformer/studies/found/rank-collapse.json        a report of the small scale, as it ships
+    glassformer/studies/replays.json                    what came of one run of each if it was made again
 """
 
 import importlib
@@ -59,9 +60,18 @@ def shipped(name: str) -> dict[str, Any] | None:
 
 def shipped_at(name: str) -> Path:
     """Return the file of the report of a study that comes with the package."""
+    return _home() / FOUND / f"{name}.json"
+
+
+def shipped_replays_at() -> Path:
+    """Return the file of the replays that come with the package."""
+    return _home() / "replays.json"
+
+
+def _home() -> Path:
     spec = find_spec(GROUP)
     assert spec is not None and spec.origin is not None, "the package has studies"
-    return Path(spec.origin).parent / FOUND / f"{name}.json"
+    return Path(spec.origin).parent
 
 
 def _own() -> dict[str, str]:

@@ -22,7 +22,6 @@ from glassformer.arguments import checked
 from glassformer.data import Batch, Data
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError, TrainingDiverged
-from glassformer.models import Encoder, EncoderDecoder
 from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
 from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
@@ -291,13 +290,13 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
 def _model(config: TrainConfig, data: Data) -> Any:
     _check_vocabularies(config, data)
     model = config.model.build(config.seed)
-    if isinstance(model, Encoder):
+    if not model.generates:
         raise ConfigError(
             "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as "
             "targets, which no data here has. Encoders are loaded: glassformer.load(PATH)."
         )
     batch = data.batch(1)
-    if isinstance(model, EncoderDecoder) != (batch.source is not None):
+    if model.reads_pairs != (batch.source is not None):
         raise ConfigError(
             f'train: data of kind "{config.data.kind}" has {"no " if batch.source is None else ""}sources, which '
             f"{'an encoder-decoder needs' if batch.source is None else 'only an encoder-decoder reads'}."

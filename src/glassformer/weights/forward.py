@@ -21,7 +21,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
-from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.models.padding import WHOLE, Padding
 from glassformer.models.stack import make_context, with_source
 from glassformer.numerics.precision import wide_copy
 from glassformer.weights.heads import AttentionWeights, MlpWeights
@@ -62,9 +62,9 @@ def logits(
     if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"
         source = require_ids(source, w.model.embeddings[w.model.source].vocab_size)
-        of_source = AskedPadding(source_lengths, source_mask).on(source)
+        of_source = Padding.said(source, source_lengths, source_mask)
         encoded = _stack(w, w.model.source, source, of_source)
-    x = _stack(w, w.stack, tokens, AskedPadding(lengths, mask).on(tokens), encoded, of_source)
+    x = _stack(w, w.stack, tokens, Padding.said(tokens, lengths, mask), encoded, of_source)
     if (readout := w.model.unembed.readout) is not None:
         body, one = (x[..., :-1], x[..., -1:]) if w.augmented else (x, None)
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)

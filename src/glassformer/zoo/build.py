@@ -198,7 +198,7 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         files = [sample for sample in samples if not sample.startswith("self.")]
         figures["samples_that_parse"] = parsed / len(samples)
         low, high = share_interval(parsed, len(samples))
-        read = _beginnings(trained, model.tokenizer)
+        read = _beginnings(trained, model.require_tokenizer())
         figures["training_text_that_parses"] = sum(map(_parses, read)) / len(read)
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
@@ -246,7 +246,7 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
 
 def assignments(model: ModelLike, trained: Data) -> Measured:
     """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
-    text = "\n".join(map(model.tokenizer.decode, trained.documents("train")))
+    text = "\n".join(map(model.require_tokenizer().decode, trained.documents("train")))
     pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
     words = [pair for pair in WORDS if not any(f"self.{name} = {name}" in text for name in pair)]
     asked = {
@@ -271,8 +271,9 @@ def _completed(model: ModelLike, prompt: str) -> str:
 
 def _continued(model: ModelLike, prompt: str, n: int = 24) -> str:
     """Return what greedy decoding writes behind a prompt."""
-    tokenizer = model.tokenizer
-    made = generate(model, [[tokenizer.bos, *tokenizer.encode(prompt)]], Sampling(temperature=0.0), max_new_tokens=n)
+    tokenizer = model.require_tokenizer()
+    ids = [tokenizer.require("bos"), *tokenizer.encode(prompt)]
+    made = generate(model, [ids], Sampling(temperature=0.0), max_new_tokens=n)
     return tokenizer.decode(made.tokens[0])
 
 
@@ -281,7 +282,7 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> Measure
     rows = [ids[i : i + length] for ids in documents for i in range(0, len(ids) - length + 1, length)]
     ids = torch.tensor(rows[:N_ROLE_ROWS])
     drawn, found = head_scores(model), head_roles(run(model, ids, read=[head_roles]))
-    spans = repeated_spans(documents, model.tokenizer.bos)
+    spans = repeated_spans(documents, model.require_tokenizer().require("bos"))
     again = head_roles(run(model, spans, read=[head_roles]))
     even = even_attention(ids)
     figures: dict[str, float] = {}
@@ -330,10 +331,10 @@ def even_attention(ids: Int[Tensor, "batch pos"]) -> dict[str, float]:
 
 
 def _samples(model: ModelLike) -> list[str]:
-    bos = model.tokenizer.bos
-    prompts = [[bos]] * N_SAMPLES
+    tokenizer = model.require_tokenizer()
+    prompts = [[tokenizer.require("bos")]] * N_SAMPLES
     made = generate(model, prompts, Sampling(temperature=0.8, seed=0), max_new_tokens=SAMPLE_TOKENS)
-    return [model.tokenizer.decode(row) for row in made.tokens]
+    return [tokenizer.decode(row) for row in made.tokens]
 
 
 def _beginnings(data: Data, tokenizer: Tokenizer) -> list[str]:
@@ -360,14 +361,15 @@ def _parses(sample: str) -> bool:
 
 def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dict[str, Any], list[str], list[str]]:
     assert isinstance(model, EncoderDecoder), "translations are made by these"
-    tokenizer = model.tokenizer
+    tokenizer = model.require_tokenizer()
+    bos, eos = tokenizer.require("bos"), tokenizer.require("eos")
     pairs = list(data.pairs("heldout", N_PAIRS))  # type: ignore[attr-defined]
     right, examples = 0, []
     for i in range(0, len(pairs), 200):
         chunk = pairs[i : i + 200]
         made = generate(
-            model, [[tokenizer.bos]] * len(chunk), Sampling(temperature=0.0), max_new_tokens=40,
-            stop_ids=[tokenizer.eos], source=tokenizer.encode_batch([pair.zh for pair in chunk]),
+            model, [[bos]] * len(chunk), Sampling(temperature=0.0), max_new_tokens=40,
+            stop_ids=[eos], source=tokenizer.encode_batch([pair.zh for pair in chunk]),
         )  # fmt: skip
         for pair, row in zip(chunk, made.trimmed):
             found = tokenizer.decode(row)
@@ -379,8 +381,8 @@ def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dic
             batch = data.batch(i, "heldout")
             losses.append(float(model.loss(batch)) * float(batch.weight.sum()))
             counts.append(float(batch.weight.sum()))
-    english = [[*tokenizer.encode(pair.en), tokenizer.eos] for pair in pairs]
-    train = [[*tokenizer.encode(pair.en), tokenizer.eos] for pair in data.pairs("train", 20_000)]  # type: ignore[attr-defined]
+    english = [[*tokenizer.encode(pair.en), eos] for pair in pairs]
+    train = [[*tokenizer.encode(pair.en), eos] for pair in data.pairs("train", 20_000)]  # type: ignore[attr-defined]
     bigram, ngram = BigramModel(train, data.vocab_size), NGramModel(train, data.vocab_size, NGRAM)
     figures = {
         "exact_match": right / len(pairs),

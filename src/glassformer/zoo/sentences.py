@@ -88,7 +88,8 @@ def _preference(model: ModelLike, asked: Pairs) -> Metric:
     """
     if asked.name != greater_than.__name__:
         return logit_difference([pair.answer for pair in asked], [pair.wrong for pair in asked])
-    years = torch.tensor([model.tokenizer.encode(f"{year:02}")[0] for year in range(100)])
+    tokenizer = model.require_tokenizer()
+    years = torch.tensor([tokenizer.encode(f"{year:02}")[0] for year in range(100)])
 
     def later_years(logits: Tensor, read: Tensor) -> Tensor:
         later = (years == read[:, None]).cumsum(-1) - (years == read[:, None]).long() > 0

@@ -349,13 +349,13 @@ def test_an_empty_prompt_is_refused() -> None:
     model = built(ARCHITECTURES["mha"])
     with pytest.raises(TextError, match="row 1 holds no tokens"):
         generate(model, [[1], []])
-    with pytest.raises(TextError, match="at least one row"):
+    with pytest.raises(TextError, match="no token to read: give at least one"):
         generate(model, [])
 
 
 @pytest.mark.parametrize("id", [-1, VOCAB])
 def test_an_id_outside_the_vocabulary_is_refused(id: int) -> None:
-    with pytest.raises(TokenOutOfRange, match=rf"token id {id} is outside the vocabulary of {VOCAB} \(0 to 10\)"):
+    with pytest.raises(TokenOutOfRange, match=f"token id {id} is outside the vocabulary: 0 to {VOCAB - 1}"):
         generate(built(ARCHITECTURES["mha"]), [[1, id]])
 
 
@@ -390,15 +390,18 @@ def test_lengths_that_no_source_has_are_refused(search: Any) -> None:
     ):
         with pytest.raises(ShapeMismatch, match=words):
             found(lengths)
-    with pytest.raises(TextError, match="lists say how long they are"):
+    with pytest.raises(ShapeMismatch, match="rows of unequal lengths, say themselves"):
         found([1, 1], [[1, 2, 3], [4]])
     with pytest.raises(TextError, match="a decoder reads its prompt only"):
         search(tiny("rotary"), [[1]], source_lengths=torch.tensor([1]))
 
 
 def test_a_list_of_truths_is_no_prompt() -> None:
-    for rows in ([[True, False]], [[True], [True, False]]):
-        with pytest.raises(ShapeMismatch, match=r"token ids are integers.* found bool"):
+    for rows, words in (
+        ([[True, False]], "token ids are integers.* found bool"),
+        ([[True], [True, False]], "expected a text or token ids"),
+    ):
+        with pytest.raises(ShapeMismatch, match=words):
             generate(tiny("rotary"), rows)
 
 

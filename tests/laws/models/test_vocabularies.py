@@ -365,7 +365,7 @@ def test_a_source_of_its_own_is_read_and_named_by_its_own_tokenizer() -> None:
     assert done.source_ids is not None and done.source_ids.tolist() == [[8, 2]]
     with pytest.raises(TokenOutOfRange, match="0 to 8"):
         gf.run(model, [9], target=[1])
-    with pytest.raises(TokenOutOfRange, match="vocabulary of 9"):
+    with pytest.raises(TokenOutOfRange, match="token id 9 is outside the vocabulary: 0 to 8"):
         generate(model, [[1]], source=[[9]])
     assert len(generate(model, [[1]], source=[[8, 1]], max_new_tokens=3).tokens[0]) == 3
     model.source_tokenizer = None

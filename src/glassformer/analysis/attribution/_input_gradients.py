@@ -23,13 +23,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.frozen._mixing import position_labels
-from glassformer.analysis.prepare import Inputs, answer_id, prepare, require_one_prompt, token_id
+from glassformer.analysis.prepare import answer_id, prepare, require_one_prompt, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.models.reading import Inputs
 from glassformer.numerics.indices import asked, entries
 from glassformer.trace import Edit, Set, Tape
 from glassformer.words import sentence

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run
+from glassformer.analysis._run import Run, run, text_position
 from glassformer.analysis.attribution._parts_of_effects import by_key, direct_source_sites
 from glassformer.analysis.components import Component
 from glassformer.analysis.frozen._pull_back import Directions, pull_back, scale_sites
@@ -188,7 +188,7 @@ def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which
     if isinstance(word, str):
         position = find_word(tokens, word)
     else:
-        position = Run({}, token_rows=[tokens]).place(word if isinstance(word, int) else word[which])
+        position = text_position(word if isinstance(word, int) else word[which], len(tokens))
     table = model.sites()
     here = slice(position, position + 1)
     reads = []

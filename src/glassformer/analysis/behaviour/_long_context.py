@@ -39,7 +39,7 @@ from glassformer.arguments import Count, Natural
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder, ModelLike
+from glassformer.models import ModelLike
 from glassformer.models.evaluation import evaluating
 from glassformer.trace import Read, Tape
 
@@ -165,7 +165,7 @@ def long_context(
     meters = {path: _WeightMeter(sink, recent, length, as_what) for path, as_what in read_as.items()}
     say(read_as.values())
     with evaluating(model):
-        state = model.begin(given.source_ids if isinstance(model, EncoderDecoder) else len(ids))
+        state = model.begin(given.source_ids if model.reads_pairs else len(ids))
         first = 0
         while first < length:
             # up to the first query that counts, nothing has to be looked at
@@ -174,7 +174,7 @@ def long_context(
             for meter in meters.values():
                 meter.first = first
             tape = Tape(model, read) if read else None
-            args = (None, ids[:, first:stop]) if isinstance(model, EncoderDecoder) else (ids[:, first:stop],)
+            args = (None, ids[:, first:stop]) if model.reads_pairs else (ids[:, first:stop],)
             _, state = model(*args, state=state, tape=tape)
             first = stop
             if report is not None:

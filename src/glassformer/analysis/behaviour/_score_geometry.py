@@ -31,7 +31,6 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.heads._roles import Head, heads
-from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer
@@ -205,7 +204,7 @@ def _pairs(
             assert context is not None, "the context was made with the source"
         k = layer.positions.read(k, context)
     visible = scores > -math.inf
-    if (real := real_lengths(run, stack == "encoder")) is not None:
+    if (real := run.inputs.real_lengths(stack == "encoder")) is not None:
         # rows of padding see what is real
         there = torch.arange(n, device=q.device) < real.to(q.device)[:, None]
         visible = visible & there.view(len(there), *[1] * (visible.ndim - 3), n, 1)

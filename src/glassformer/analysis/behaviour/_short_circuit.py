@@ -27,7 +27,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import Model, ModelLike, require_model
 from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
@@ -102,7 +102,7 @@ def short_circuit(
 
     Source: Menta, Agrawal and Agarwal 2025.
     """
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             "short_circuit lets a decoder go on from a prefix, and this model is none. For one pass of any model, give "
             "run(..., edit=short_circuit_edits(model, layers, stack=...))."
@@ -114,7 +114,7 @@ def short_circuit(
             f"short_circuit needs batches of new text (found {len(novel)}), and a prefix shorter than the {length} "
             f"tokens of a sequence (found {planted.prefix})."
         )
-    sets = {WHOLE: ()} | dict(_default_sets(len(model.stack.blocks)) if sets is None else sets)
+    sets = {WHOLE: ()} | dict(_default_sets(len(model.output_stack.blocks)) if sets is None else sets)
     device = place_of(model)
     planted = planted._replace(ids=planted.ids.to(device), counts=planted.counts.to(device))
     batches = [batch.to(device) for batch in novel]
@@ -186,7 +186,7 @@ def regenerate(
         TokenOutOfRange: An id outside the vocabulary.
         ShapeMismatch: An edit has no place in a text that grows, as in `models.generate`.
     """
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             f"regenerate lets a decoder go on from a prefix; {type(model).__name__} is none.\n"
             "    Text of any model of ours: glassformer.models.generate(model, prompts)."
@@ -232,13 +232,13 @@ def _default_sets(n_layers: int) -> dict[str, Sequence[int]]:
     return alone | last | ({"all": range(n_layers)} if n_layers > 1 else {})
 
 
-def _losses(model: Decoder, batch: Batch, edits: Sequence[Edit]) -> Float[Tensor, "row pos"]:
+def _losses(model: Model, batch: Batch, edits: Sequence[Edit]) -> Float[Tensor, "row pos"]:
     tape = Tape(model, edit=edits)
     return losses_of(model(batch.tokens, lengths=batch.lengths, documents=batch.documents, tape=tape), batch)
 
 
 def _recited(
-    model: Decoder, ids: Int[Tensor, "sequence pos"], prefix: int, edits: Sequence[Edit]
+    model: Model, ids: Int[Tensor, "sequence pos"], prefix: int, edits: Sequence[Edit]
 ) -> tuple[Bool[Tensor, "sequence suffix"], Float[Tensor, " sequence"]]:
     """Return which regenerated tokens are right, and each sequence's mean loss on its suffix."""
     right = regenerate(model, ids[:, :prefix], ids.shape[1] - prefix, edits) == ids[:, prefix:]

@@ -36,7 +36,7 @@ from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Model, ModelLike
 from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import readable
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
@@ -162,7 +162,7 @@ def attention_sinks(
 
 
 def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             f"attention_sinks drops and masks a decoder's first token; {type(model).__name__} is no decoder.\n"
             "    head_roles(run) gives every head's mass on it."

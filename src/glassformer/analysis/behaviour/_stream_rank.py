@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.prepare import prepare, real_lengths
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
@@ -101,7 +101,7 @@ def rank_of_stream(
                     places = [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)]
                     tape = Tape(each, places, _edits(_layers(each, name), variant), logits=False)
                     each(*one.args, **one.kwargs, tape=tape)
-                    lengths = real_lengths(one, name == "encoder" and one.source_ids is not None)
+                    lengths = one.real_lengths(name == "encoder")
                     found.append(_numbers([tape.values[place] for place in places], lengths))
                     done += 1
                     if report is not None:

@@ -13,7 +13,7 @@ from glassformer.data import Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Model, ModelLike
 from glassformer.models.evaluation import evaluating
 
 
@@ -56,7 +56,7 @@ def answered(model: ModelLike, pairs: Pairs, *, rows: Count = 64) -> Answered:
         AnalysisUnavailable: The model is no decoder of ours.
         DataError: A pair does not fit; `pairs.fitting(model)` leaves those out.
     """
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             "answered asks for the token after a prompt, which decoders predict; this model is none. For another, "
             "compare logits of run(model, ...) yourself."
@@ -79,7 +79,7 @@ def answered(model: ModelLike, pairs: Pairs, *, rows: Count = 64) -> Answered:
     )
 
 
-def _last_logits(model: Decoder, encoded: Any, side: str, rows: int) -> Float[Tensor, "pair vocab"]:
+def _last_logits(model: Model, encoded: Any, side: str, rows: int) -> Float[Tensor, "pair vocab"]:
     found = []
     with evaluating(model), torch.no_grad():
         for start in range(0, len(encoded), rows):

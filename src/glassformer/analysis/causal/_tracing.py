@@ -307,7 +307,7 @@ def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
     )  # fmt: skip
     told = distinct(*(trace._notes for trace in traces))
     seed = first.seed if all(trace.seed == first.seed for trace in traces) else None
-    return averaged.noted(*told).bound(of_several("average_traces", [trace._bound for trace in traces], seed))
+    return averaged.noted(*told).bound(of_several("average_traces", [trace.binding for trace in traces], seed))
 
 
 def token_roles(subject: Sequence[int], length: int) -> list[str]:

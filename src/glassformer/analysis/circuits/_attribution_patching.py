@@ -338,7 +338,7 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 def _of(estimates: Result, seed: int, found: Verified) -> Verified:
     """Return a check with what the estimates that it checks are of, and what must be known of them."""
-    bound = estimates._bound
+    bound = estimates.binding
     return found.noted(*estimates.notes).bound(None if bound is None else bound.of("verified", seed=seed))
 
 

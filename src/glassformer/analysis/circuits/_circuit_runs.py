@@ -23,12 +23,13 @@ from torch import Tensor
 
 from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, Recording
 from glassformer.analysis.circuits._graph import circuit_graph
-from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._metrics import Metric, MetricLike as MetricLike, apply_metric, named_metrics
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
+from glassformer.models.reading import Inputs
 from glassformer.numerics.placement import work_memory
 from glassformer.trace import Apply, Edit, Tape
 
@@ -277,10 +278,11 @@ class CircuitRuns:
     def _recorded(self, given: Inputs) -> Recording:
         reads = self._recorded_sites()
         reads += list(self.names[-1]) if self.split_embedding else []
-        reads += [self.model.encoder.final.at_out] if isinstance(self.model, EncoderDecoder) else []
+        encoded = self.model.stacks[self.model.source].final.at_out if self.model.source is not None else None
+        reads += [] if encoded is None else [encoded]
         tape = Tape(self.model, reads, logits=False)
         self.model(*given.args, **given.kwargs, tape=tape)
-        source = tape.values[self.model.encoder.final.at_out] if isinstance(self.model, EncoderDecoder) else None
+        source = None if encoded is None else tape.values[encoded]
         return self._recording(tape, source)
 
     def _recorded_sites(self) -> list[str]:

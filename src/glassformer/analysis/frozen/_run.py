@@ -20,7 +20,7 @@ from glassformer.analysis.prepare import require_one_prompt
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import Model, ModelLike, require_model
 from glassformer.trace import Set
 
 
@@ -129,21 +129,21 @@ def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, s
         NoPattern: A mechanism has no pattern.
         AnalysisUnavailable: The model is no decoder.
     """
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             "linearity puts random vectors in place of a decoder's tokens; "
             f"{type(model).__name__} is none.\n    frozen_edits(run) freezes an encoder-decoder too."
         )
-    clean = run(model, text, read=[model.embed.at_token, *frozen_sites(model)])
+    clean = run(model, text, read=[model.output_embed.at_token, *frozen_sites(model)])
     assert clean.ids is not None, "a decoder's run has ids"
     require_one_prompt(len(clean.ids), "linearity")
-    token = clean[model.embed.at_token].values
+    token = clean[model.output_embed.at_token].values
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(2, *token.shape[1:], generator=generator, dtype=torch.float64).to(token)
     x, y = drawn * token.square().mean().sqrt()
     rows = torch.stack((a * x + b * y, x, y, torch.zeros_like(x)))
     site = model.unembed.at_linear
-    edits = [*frozen_edits(clean), Set(model.embed.at_token, rows)]
+    edits = [*frozen_edits(clean), Set(model.output_embed.at_token, rows)]
     both, first, second, none = run(model, clean.ids.expand(4, -1), read=[site], edit=edits)[site].values.double()
     error = both - a * first - b * second + (a + b - 1) * none
     unit = _rms(both - none).clamp_min(torch.finfo(torch.float64).tiny)

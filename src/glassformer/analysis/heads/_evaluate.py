@@ -40,7 +40,7 @@ from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Model, ModelLike
 from glassformer.models.norms import Norm
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
@@ -106,7 +106,7 @@ def evaluate_heads(
         NoPattern: No head has a pattern.
         ShapeMismatch: The text is too short.
     """
-    if not isinstance(model, Decoder):
+    if not (isinstance(model, Model) and model.continues):
         raise AnalysisUnavailable(
             f"evaluate_heads repeats random tokens, which is defined for decoders, not for {type(model).__name__}.\n"
             "    Roles by the pattern, on such tokens: head_scores(model); on a text: head_roles(run)."
@@ -228,7 +228,7 @@ def find_pattern(
 class _ScoreMeter:
     """Reduces each layer's pattern and writes to scores per row as they are made."""
 
-    def __init__(self, model: Decoder, ids: Tensor) -> None:
+    def __init__(self, model: Model, ids: Tensor) -> None:
         self.model, self.ids = model, ids
         self.masks = role_masks(ids)
         self.layers = {layer.path: layer for layer in model.sub_layers()}
@@ -280,7 +280,7 @@ class _ScoreMeter:
 
     def _later(self, path: str) -> list[Norm]:
         """Return the norms a write passes on its way to the logits, last one first."""
-        norms = [self.model.stack.final]
+        norms = [self.model.output_stack.final]
         for place, layer in reversed(self.layers.items()):
             if layer.after is not None and (layer.after_on == "stream" or place == path):
                 norms.append(layer.after)

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from glassformer.analysis._run import run, run_for
 from glassformer.analysis.components import head_labels
-from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, NoPattern
@@ -151,7 +150,10 @@ def head_roles(
         raise no_patterns("head_roles", mechanisms)
     run.require(dict.fromkeys(f"{h.path}.pattern" for h in known), "head_roles")
     return _score(
-        known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, real_lengths(run, stack == "encoder")
+        known,
+        {h.path: run[f"{h.path}.pattern"].values for h in known},
+        ids,
+        run.inputs.real_lengths(stack == "encoder"),
     )
 
 

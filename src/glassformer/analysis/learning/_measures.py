@@ -11,7 +11,7 @@ from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data import Data, Tokenizer
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Decoder, ModelLike, Sampling, generate
+from glassformer.models import ModelLike, Sampling, generate
 
 # as the field calls what a head does; `induction` is measured by prefix matching
 ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "duplicate_token": "duplicate_token"}
@@ -19,7 +19,7 @@ ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "du
 
 def text_measures(model: ModelLike, data: Data, batches: int = 8) -> dict[str, Any]:
     """Return `icl_score` and `loss_by_position` (nats) on held-out text."""
-    if not isinstance(model, Decoder):
+    if not model.continues:
         return {}
     losses = loss_by_position(model, *(data.batch(i, "heldout") for i in range(batches)))
     # a position where no target counts has no loss
@@ -52,7 +52,7 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
     tokenizer = data.tokenizer
     if tokenizer.bos is None or not model.one_vocabulary():
         return {}
-    if isinstance(model, Decoder):
+    if model.continues:
         room = min(80, model.config.max_len - 1)
         made = generate(model, [[tokenizer.bos]], Sampling(temperature=0.8), max_new_tokens=room)
         return {"sample": _read(tokenizer, made.tokens[0])}

@@ -50,7 +50,7 @@ from glassformer.arguments import Count, Several
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
-from glassformer.models import Decoder, Model, ModelLike, require_model
+from glassformer.models import Model, ModelLike, require_model
 from glassformer.weights import HeadWeights
 from glassformer.words import sentence
 
@@ -105,7 +105,7 @@ def circuits(
     composed = asked("composition", lambda: composition(w, seed=seed))
     repeats = 4 if model.config.max_len >= ROOM else 2
     scored, measured = None, dict[str, dict[str, float]]()
-    if isinstance(model, Decoder):
+    if model.continues:
         scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
     else:
         roles = asked("what heads attend to", lambda: head_scores(model, seed=seed, repeats=repeats))

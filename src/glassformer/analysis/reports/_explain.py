@@ -43,7 +43,7 @@ from glassformer.analysis.reports._explanation import (
 from glassformer.analysis.reports._head_facts import Aimed, head_facts, patterns, top_heads
 from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.data import Marks
-from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
+from glassformer.models import Model, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
@@ -227,7 +227,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 sentence("Contributions are to the slope of the answer's: its change, to first order."),
             )
         )
-    if isinstance(run.model, Encoder):
+    if isinstance(run.model, Model) and not run.model.generates:
         notes.append(
             Note(
                 sentence("The model reads both ways."),
@@ -377,7 +377,7 @@ def _contributions(split: DirectLogitAttribution) -> Contributions:
 
 
 def _translation(run: Run) -> Translation | None:
-    if not isinstance(run.model, EncoderDecoder) or run.logits is None or run.ids is None:
+    if not run.source_rows or run.logits is None or run.ids is None:
         return None
     probabilities = run.logits[0].double().softmax(-1)
     best, ids = probabilities.max(-1)

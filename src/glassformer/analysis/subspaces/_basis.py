@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.prepare import prepare, real_lengths
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, checked
 from glassformer.errors import ShapeMismatch
@@ -80,7 +80,7 @@ def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int =
     folded = weights.of(model, fold=True)
     given = prepare(model, ids, None) if source is None else prepare(model, source, ids)
     assert given.ids is not None, "our models take ids"
-    of_source = None if given.source_ids is None else Padding.of(given.source_ids, real_lengths(given, True))
+    of_source = None if given.source_ids is None else Padding.of(given.source_ids, given.real_lengths(True))
     padding = {"lengths": given.lengths, "source_lengths": None if of_source is None else of_source.lengths}
     real = Padding.of(given.ids, given.lengths).real(given.ids)
     with torch.no_grad():
@@ -196,7 +196,7 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
     x = run[site].values
     keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     keep[:, 0] = x.shape[1] == 1
-    if (lengths := real_lengths(run, of_source(site))) is not None:
+    if (lengths := run.inputs.real_lengths(of_source(site))) is not None:
         keep &= torch.arange(x.shape[1], device=x.device) < lengths[:, None].to(x.device)
     return x[keep].double()
 

@@ -26,7 +26,6 @@ from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
-from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.arguments import Count, Several
@@ -433,7 +432,7 @@ def _rows(run: Run, site: str, values: Tensor) -> Float[Tensor, "n d_model"]:
     """Return one head's writes as `stream_rows` returns the stream."""
     keep = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     keep[:, 0] = values.shape[1] == 1
-    if (lengths := real_lengths(run, of_source(site))) is not None:
+    if (lengths := run.inputs.real_lengths(of_source(site))) is not None:
         keep &= torch.arange(values.shape[1], device=values.device) < lengths[:, None].to(values.device)
     return values[keep].double()
 

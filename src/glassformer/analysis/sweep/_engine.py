@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep._plain_loop import one_by_one
@@ -37,6 +37,7 @@ from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating
+from glassformer.models.reading import Inputs
 from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 

@@ -6,11 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from glassformer.analysis.prepare import Inputs
 from glassformer.analysis.sweep._schedule import Entry
 from glassformer.attention import AttentionLayer
 from glassformer.models import EncoderDecoder, Model, SubLayer
 from glassformer.models.block import pick
+from glassformer.models.reading import Inputs
 from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.numerics.placement import work_memory
 from glassformer.trace import Edit, Site, Tape

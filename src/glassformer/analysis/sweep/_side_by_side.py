@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import output_logits
-from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep._plain_loop import Loop
 from glassformer.analysis.sweep._plan import EditLike, Plan
@@ -28,6 +28,7 @@ from glassformer.analysis.sweep._schedule import worthwhile
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
+from glassformer.models.reading import Inputs
 from glassformer.numerics.placement import place_of, work_memory
 from glassformer.provenance import Binding
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape

@@ -46,7 +46,7 @@ from glassformer.analysis.vocabulary._token_circuits import (
 from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import ModelLike, require_model
 from glassformer.numerics import decompositions
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
@@ -299,7 +299,7 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
             whose next tokens are those of the text.
     """
     require_model(model, "crossed_cost").require_one_vocabulary("crossed_cost")
-    if not isinstance(model, Decoder):
+    if not model.continues:
         raise AnalysisUnavailable(
             "crossed_cost asks what cells cost where a decoder predicts the next token of one text; "
             f"{type(model).__name__} is none.\n    The cells themselves are in crossed_trigrams(model, …)."

@@ -34,7 +34,7 @@ from glassformer.checkpoints.loading import load, open_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
-from glassformer.models import Decoder, Encoder, EncoderDecoder, EncoderDecoderConfig
+from glassformer.models import EncoderDecoderConfig
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -165,12 +165,11 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
     lengths = torch.tensor([total, max(1, total - 3), 1], device=tokens.device)
     steps = min(steps, checkpoint.config.max_len - total)
     modules = counterparts(checkpoint)
-    if isinstance(checkpoint.model, EncoderDecoder):
+    if checkpoint.model.reads_pairs:
         found = _pair(checkpoint, theirs, tokens, lengths, steps, modules)
-    elif isinstance(checkpoint.model, Encoder):
+    elif not checkpoint.model.generates:
         found = _encoder(checkpoint, theirs, tokens, lengths, modules)
     else:
-        assert isinstance(checkpoint.model, Decoder), "there is no other kind"
         mixers = [part for part in checkpoint.model.modules() if isinstance(part, Mixer)]
         if all(mixer.config.continues for mixer in mixers):
             found = _decoder(theirs, tokens, lengths, steps, modules)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.errors import DataError, TokenOutOfRange
+from glassformer.errors import DataError, outside_vocabulary
 
 _LARGEST_TABLE = 2**28
 
@@ -187,5 +187,5 @@ def _array(ids: list[int], vocab_size: int) -> np.ndarray:
     array = np.asarray(ids, np.int64)
     wrong = array[(array < 0) | (array >= vocab_size)]
     if len(wrong):
-        raise TokenOutOfRange(f"token id {wrong[0]} is outside the vocabulary: 0 to {vocab_size - 1}.")
+        raise outside_vocabulary(int(wrong[0]), vocab_size)
     return array

@@ -1,6 +1,7 @@
 """Position-only scores are the mean over tokens of the model's own, and hand-made offsets are found."""
 
 import math
+from typing import cast
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_heads_that_know_no_positions_say_so():
 # maps of differential attention are read one by one, and what General does to turned queries is refused
 VISIBLE = [
     mixer
-    for kind, cls in sorted(MixerConfig.registry.items())
+    for kind, cls in sorted(cast(dict[str, type[MixerConfig]], MixerConfig.registry).items())
     for mixer in (cls(**settings) for settings in ({}, *cls.variants))
     if mixer.traits.bilinear_raw_scores and kind not in ("differential", "general")
 ]

@@ -1,0 +1,513 @@
+"""What a model reads: texts, ids, rows of them or a batch, checked once and kept as one value.
+
+    inputs = model.read(["the cat sat", "a dog"])
+    inputs.ids, inputs.token_rows, inputs.notes         # of what ends in the logits; `source_ids` … of an encoder
+    model(*inputs.args, **inputs.kwargs)
+
+A `Side` is what one stack reads; `Inputs` are the side that ends in the logits and, of a model that reads pairs, the
+source. Whoever reads (a run, generation, serving, pairs of prompts, the command line) reads here, and is refused in the
+same words.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.arguments import shown
+from glassformer.data.batch import Batch
+from glassformer.data.marks import UNMARKED, Marks, marks
+from glassformer.data.tokenizer import Reading, Tokenizer
+from glassformer.errors import ShapeMismatch, TextError
+from glassformer.models.embedding import require_ids
+from glassformer.models.padding import WHOLE, Padding
+from glassformer.numerics.placement import place_of
+from glassformer.provenance import Note, distinct, length_note
+
+if TYPE_CHECKING:
+    from glassformer.models.model import Model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """What one stack reads.
+
+    Args:
+        ids: Token ids, `batch pos`; None of a module that takes no ids.
+        padding: Which of them are real.
+        tokens: Each row's real tokens as people read them.
+        text: The text that was given, if it was one.
+        marks: Which tokens of a single row are unknown, or spell a character byte by byte.
+        specials: What to know of special tokens that were put around texts.
+        odd: What to know of tokens that are no words of the vocabulary.
+    """
+
+    ids: Int[Tensor, "batch pos"] | None = None
+    padding: Padding = WHOLE
+    tokens: Sequence[Sequence[str]] = ()
+    text: str | None = None
+    marks: Marks = UNMARKED
+    specials: tuple[Note, ...] = ()
+    odd: tuple[Note, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        ids: Int[Tensor, "batch pos"],
+        padding: Padding = WHOLE,
+        *,
+        word: str = "text",
+        model: str = "",
+    ) -> "Side":
+        """Return a side of ids, with their names; several rows are data, which nobody reads token by token.
+
+        Args:
+            tokenizer: Of what the stack reads, if there is one.
+            ids: Token ids.
+            padding: Which of them are real.
+            word: What they are called in notes.
+            model: The model's name, for notes.
+        """
+        side = cls(ids, padding, token_names(tokenizer, ids, padding))
+        if len(side.tokens) != 1:
+            return side
+        found = marks_of(tokenizer, padding.real_rows(ids)[0], side.tokens[0])
+        odd = tokenizer.notes_on(found, word, model) if found is not UNMARKED else ()
+        return dataclasses.replace(side, marks=found, odd=odd)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many tokens of each row are real."""
+        return [len(row) for row in self.tokens]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no row has padding, on either side."""
+        return self.ids is None or all(count == self.ids.shape[1] for count in self.counts)
+
+    def columns(self, row: int) -> slice:
+        """Return where a row's real tokens stand."""
+        first = 0 if self.padding.start is None else int(self.padding.start[row])
+        return slice(first, first + len(self.tokens[row]))
+
+    def row(self, row: int, tokenizer: Any) -> "Side":
+        """Return one row by itself, without padding."""
+        if self.ids is None:
+            return dataclasses.replace(self, tokens=self.tokens[row : row + 1], text=None)
+        ids, tokens = self.ids[row : row + 1, self.columns(row)], self.tokens[row : row + 1]
+        found = marks_of(tokenizer, ids[0].tolist(), tokens[0])
+        return dataclasses.replace(self, ids=ids, padding=WHOLE, tokens=tokens, text=None, marks=found)
+
+    def aligned(self) -> "Side":
+        """Return it with padding on the right, and no more of that than the longest row leaves."""
+        if self.ids is None or self.is_whole:
+            return self
+        longest = max(self.counts)
+        ids = self.padding.aligned(self.ids)[:, :longest]
+        equal = min(self.counts) == longest
+        return dataclasses.replace(self, ids=ids, padding=WHOLE if equal else Padding(self.padding.lengths))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inputs:
+    """What one forward pass reads, and what is known of the tokens in it.
+
+    Args:
+        output: The side that ends in the logits; without ids where a module takes none that we know of.
+        source: What the encoder of a model that reads pairs reads; None for others.
+        args: Arguments of the pass by place,
+        kwargs: and by name.
+        generated: What the decoder reads was generated, not given.
+        in_columns: It was laid out as a `Batch`, whose columns are what positions are counted by.
+        notes: What must be known to read numbers right: specials put around a text, unknown words, a length that
+            training never saw.
+    """
+
+    output: Side
+    source: Side | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    generated: bool = False
+    in_columns: bool = False
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Token ids of the side that ends in the logits, `batch pos`; None for a model that takes no ids."""
+        return self.output.ids
+
+    @property
+    def token_rows(self) -> Sequence[Sequence[str]]:
+        """Readable tokens of that side, one list per row."""
+        return self.output.tokens
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Real tokens per row of that side, if rows are padded."""
+        return self.output.padding.lengths
+
+    @property
+    def start(self) -> Tensor | None:
+        """Where each row's real tokens begin, if padding is on the left."""
+        return self.output.padding.start
+
+    @property
+    def marks(self) -> Marks:
+        """Which tokens of a single row are unknown, or spell a character byte by byte."""
+        return self.output.marks
+
+    @property
+    def source_ids(self) -> Tensor | None:
+        """Token ids of the encoder."""
+        return None if self.source is None else self.source.ids
+
+    @property
+    def source_rows(self) -> Sequence[Sequence[str]]:
+        """Readable tokens of the encoder."""
+        return () if self.source is None else self.source.tokens
+
+    @property
+    def source_marks(self) -> Marks:
+        """As `marks`, of the encoder's tokens."""
+        return UNMARKED if self.source is None else self.source.marks
+
+    @property
+    def text(self) -> str | None:
+        """The text that was given, if it was one: of a model that reads pairs, its source."""
+        return (self.output if self.source is None else self.source).text
+
+    @property
+    def sides(self) -> dict[bool, Side]:
+        """The sides there are, by whether they are the source."""
+        return {False: self.output} | ({} if self.source is None else {True: self.source})
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no row of either side has padding."""
+        return all(side.is_whole for side in self.sides.values())
+
+    @property
+    def shown(self) -> list[Any]:
+        """What to say of the input: the text if it was one, else ids, else what the module took."""
+        if self.text is not None:
+            return [self.text] if self.source is None or self.generated else [self.text, self.ids]
+        ids = [value for value in (self.source_ids, None if self.generated else self.ids) if value is not None]
+        return ids or [*self.args, *self.kwargs.values()]
+
+    def is_whole_in(self, row: int) -> bool:
+        """Whether a row has no padding in either side."""
+        return all(side.ids is None or side.counts[row] == side.ids.shape[1] for side in self.sides.values())
+
+    def row(self, row: int, model: Any) -> "Inputs":
+        """Return one row by itself, without padding; the model, if it is at hand, says what is odd about its tokens.
+
+        It is what was read, and nothing that a pass could be run on.
+        """
+        output = self.output.row(row, tokenizer_of(model))
+        source = None if self.source is None else self.source.row(row, tokenizer_of(model, of_source=True))
+        return dataclasses.replace(self, output=output, source=source, args=(), kwargs={})
+
+    def aligned(self) -> "Inputs":
+        """Return it with padding on the right, and no more of that than the longest rows leave."""
+        source = None if self.source is None else self.source.aligned()
+        return dataclasses.replace(self, output=self.output.aligned(), source=source)
+
+    def real_lengths(self, of_source: bool) -> Tensor | None:
+        """Return how many tokens of each row of a side are real; None for all."""
+        if not of_source or self.source is None or self.source.ids is None:
+            return self.lengths
+        return None if self.source.is_whole else torch.tensor(self.source.counts, device=self.source.ids.device)
+
+
+def read(
+    model: "Model",
+    given: Any,
+    *,
+    source: Any = None,
+    specials: bool | None = None,
+    lengths: Any = None,
+    mask: Any = None,
+    allow_unknown: bool = False,
+) -> Inputs:
+    """Return what a forward pass of a model of ours reads; see `Model.read`."""
+    if isinstance(given, Batch):
+        require_unsaid(lengths, mask)
+        return _of_batch(model, given)
+    said = {"specials": specials, "allow_unknown": allow_unknown}
+    padded = {"lengths": lengths, "mask": mask}
+    if not model.reads_pairs:
+        if source is not None:
+            raise ShapeMismatch("this model has no encoder, so it reads no source; put the text into what it reads.")
+        return joined(model, read_side(model, given, "prompt", **said, **padded))
+    if source is None:
+        raise ShapeMismatch(
+            "an encoder-decoder reads a source too, and there is none.\n"
+            "    Give read(target, source=…), run(model, source, target=…), or Batch(…, source=…)."
+        )
+    of_source = source if isinstance(source, Side) else read_side(model, source, "source", **said, **padded)
+    return joined(model, read_side(model, given, "target", **said), of_source)
+
+
+def joined(model: "Model", output: Side, source: Side | None = None, *, generated: bool = False) -> Inputs:
+    """Return sides as the arguments of a pass.
+
+    Raises:
+        ShapeMismatch: They have different numbers of rows.
+    """
+    assert output.ids is not None, "a model of ours reads ids"
+    if source is None:
+        names = ("lengths", "start")
+        kwargs = {name: value for name, value in zip(names, output.padding.told) if value is not None}
+        return Inputs(output, None, (output.ids,), kwargs, notes=notes_of(model, output))
+    assert source.ids is not None, "a model of ours reads ids"
+    if len(output.ids) != len(source.ids):
+        raise ShapeMismatch(f"source has batch={len(source.ids)}, target has batch={len(output.ids)}.")
+    # nothing looks at a source from its end
+    source = dataclasses.replace(
+        source, ids=source.padding.aligned(source.ids), padding=Padding(source.padding.lengths)
+    )
+    kwargs = {"lengths": output.padding.lengths}
+    if source.padding.is_any:
+        kwargs["source_lengths"] = source.padding.lengths
+    args, notes = (source.ids, output.ids), notes_of(model, output, source)
+    return Inputs(output, source, args, kwargs, generated=generated, notes=notes)
+
+
+def notes_of(model: Any, output: Side, source: Side | None = None) -> tuple[Note, ...]:
+    """Return what must be known of what a model reads."""
+    before = (source,) if source is not None else ()
+    sides = (*before, output)
+    longest = max((count for side in sides for count in side.counts), default=0)
+    of_length = length_note(longest, getattr(model, "trained_length", None))
+    return distinct(*(side.specials for side in sides), *(side.odd for side in sides), of_length)
+
+
+def read_side(
+    model: "Model",
+    given: Any,
+    reading: Reading,
+    *,
+    specials: bool | None = None,
+    lengths: Any = None,
+    mask: Any = None,
+    allow_unknown: bool = False,
+    left: bool = False,
+    within_context: bool = True,
+) -> Side:
+    """Return what one stack reads: texts with the specials of such texts, ids as they are.
+
+    Args:
+        model: Whose stack.
+        given: A text, ids, or several of either, of any lengths.
+        reading: What it is, which decides on the stack and on the specials around texts.
+        specials: In place of the tokenizer's own way: always (True) or never (False).
+        lengths: Real tokens in each row of ids that are padded on the right.
+        mask: 1 for each real id, in place of lengths.
+        allow_unknown: Read a text of which more than half is unknown.
+        left: Pad rows of unequal length on the left.
+        within_context: Refuse more tokens than the context has.
+
+    Raises:
+        TextError: A text is empty or mostly unknown, there is no tokenizer for it, a row holds no token, or more than
+            the context has room for.
+        TokenOutOfRange: An id is outside the vocabulary.
+        ShapeMismatch: It is neither text nor ids, or the padding that is said does not fit.
+    """
+    stack = model.source if reading == "source" and model.source is not None else model.output
+    tokenizer = model.tokenizer_of(stack)
+    first = model.start if reading == "target" else ()
+    texts: dict[int, list[int]] = {}
+
+    def read(i: int, row: str | list[int]) -> list[int]:
+        if not isinstance(row, str):
+            return row
+        reader = tokenizer_for(model, tokenizer, specials, reading)
+        texts[i] = encode(reader, row, reading, allow_unknown, model.name, names_mask=not model.predicts_next)
+        return [*first, *texts[i]]
+
+    rows = rows_of(given)
+    if not isinstance(rows, Tensor):
+        rows = [read(i, row) for i, row in enumerate(rows)]
+    ids, padding = _tensor(rows, place_of(model), left)
+    ids = require_ids(ids, model.embeddings[stack].vocab_size)
+    if lengths is not None or mask is not None:
+        if padding.is_any or texts:
+            raise ShapeMismatch(
+                "lengths= and mask= are of ids in rows of one length; texts, and rows of unequal lengths, say "
+                "themselves how long they are."
+            )
+        padding = Padding.said(ids, lengths, mask)
+    limit = model.config.max_len
+    if within_context and ids.shape[1] > limit:
+        found, what = f"{ids.shape[1]} tokens", "text"
+        if reading == "source":
+            found, what = f"a source of {found}", "source"
+        raise TextError(f"{found}, but the context of this model is {limit}; shorten the {what} to {limit} tokens.")
+    word = "text" if not model.reads_pairs else "source" if reading == "source" else "target"
+    side = Side.of(tokenizer, ids, padding, word=word, model=model.name)
+    if not texts:
+        return side
+    reader = tokenizer_for(model, tokenizer, specials, reading)
+    around = reader.said(reading, first)
+    odd = side.odd if len(texts) == 1 else reader.notes(texts.values(), f"{word}s", model.name)
+    text = given if isinstance(given, str) else None
+    return dataclasses.replace(side, text=text, specials=(Note(around),) if around else (), odd=odd)
+
+
+def rows_of(given: Any) -> Tensor | list[str | list[int]]:
+    """Return what was given as rows, texts or ids each; a tensor of ids as it is, `batch pos`.
+
+    Raises:
+        ShapeMismatch: It is neither text nor ids.
+    """
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Sequence) and not isinstance(given, Tensor) and given:
+        if all(isinstance(one, Integral) and not isinstance(one, bool) for one in given):
+            return [[int(one) for one in given]]
+        if all(isinstance(row, str) or _is_row(row) for row in given):
+            return [row if isinstance(row, str) else [int(one) for one in row] for row in given]
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ShapeMismatch(
+            f"expected a text or token ids, or a list of several of one of these; found {shown(given)}."
+        ) from error
+    single = found.ndim == 1 and found.numel() and not found.is_floating_point() and found.dtype != torch.bool
+    return found[None] if single else found
+
+
+def _is_row(row: Any) -> bool:
+    """Whether something is a row of ids: a list of whole numbers, or an array of them with one axis."""
+    if isinstance(row, list | tuple):
+        return all(isinstance(one, Integral) and not isinstance(one, bool) for one in row)
+    if getattr(row, "ndim", None) != 1:
+        return False
+    dtype = torch.as_tensor(row).dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _tensor(rows: Tensor | Sequence[Sequence[int]], device: torch.device, left: bool) -> tuple[Tensor, Padding]:
+    """Return rows of ids as one tensor; shorter ones are filled up with their own first token."""
+    if isinstance(rows, Tensor):
+        if rows.ndim <= 2 and rows.numel() == 0:
+            raise TextError("there is no token to read: give at least one.")
+        return rows.to(device), WHOLE
+    counts = [len(row) for row in rows]
+    if 0 in counts:
+        which = f"row {counts.index(0)} holds no tokens" if len(counts) > 1 else "there is no token to read"
+        raise TextError(f"{which}: give at least one.")
+    longest = max(counts)
+    fill = [[row[0]] * (longest - len(row)) for row in rows]
+    whole = [[*pad, *row] if left else [*row, *pad] for pad, row in zip(fill, rows)]
+    try:
+        ids = torch.tensor(whole, device=device)
+    except (RuntimeError, OverflowError, ValueError) as error:
+        raise ShapeMismatch(
+            f"expected a text or token ids, or a list of several of one of these; found {shown(rows)}."
+        ) from error
+    if min(counts) == longest:
+        return ids, WHOLE
+    real = torch.tensor(counts, device=device)
+    return ids, Padding(real, longest - real if left else None)
+
+
+def encode(
+    tokenizer: Tokenizer,
+    text: str,
+    reading: Reading = "prompt",
+    allow_unknown: bool = False,
+    model: str = "",
+    *,
+    names_mask: bool = False,
+) -> list[int]:
+    """Return the ids of a text with the specials of such a text around it.
+
+    Args:
+        tokenizer: That of the model.
+        text: The text.
+        reading: What it is, which decides on the specials.
+        allow_unknown: Take a text of which more than half is outside the vocabulary, or unlearnt bytes.
+        model: The model's name, for errors.
+        names_mask: The mask token's name in the text is the mask token.
+
+    Raises:
+        TextError: The text is empty, or more than half of it is unknown or unlearnt bytes.
+    """
+    if names_mask:
+        tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
+    ids = tokenizer.read(text, allow_unknown=allow_unknown, model=model)
+    begin, end = tokenizer.around(reading)
+    # what goes on may go on from nothing but the token that texts begin with
+    if not ids and not (reading == "opening" and begin):
+        raise TextError("the text is empty: give at least one token.")
+    return [*begin, *ids, *end]
+
+
+def tokenizer_for(
+    model: Any, tokenizer: Tokenizer | None, specials: bool | None = None, reading: Reading = "prompt"
+) -> Tokenizer:
+    """Return the tokenizer that reads texts for a model, told about specials.
+
+    Raises:
+        TextError: There is none; the message says why, if that is known.
+    """
+    if tokenizer is None:
+        missing = getattr(model, "no_tokenizer", "")
+        own = reading == "source" and getattr(model, "tokenizer", None) is not None
+        of = "source_tokenizer" if own else "tokenizer"
+        why = f"\n    {missing}" if missing else ""
+        raise TextError(f"this model has no {of}: give token ids, or set model.{of} first.{why}")
+    return tokenizer if specials is None else tokenizer.adding(specials)
+
+
+def tokenizer_of(module: Any, of_source: bool = False) -> Any:
+    """Return the tokenizer of what a module reads, or what its encoder does; None if it has none, or is None."""
+    return getattr(module, "source_tokenizer" if of_source else "tokenizer", None)
+
+
+def require_unsaid(lengths: Any, mask: Any) -> None:
+    """Raise `ShapeMismatch` if padding is said of a batch."""
+    if lengths is not None or mask is not None:
+        raise ShapeMismatch("a Batch says itself which of its tokens are real; leave lengths= and mask= out.")
+
+
+def _of_batch(model: "Model", batch: Batch) -> Inputs:
+    batch = batch.to(place_of(model))
+    batch.check_targets(model.config.n_outputs)
+    output = read_side(model, batch.tokens, "prompt", lengths=batch.lengths)
+    if not model.reads_pairs:
+        if batch.source is not None:
+            raise ShapeMismatch("this model has no encoder, so it reads no source: give a Batch without one.")
+        kwargs = {"lengths": batch.lengths, "documents": batch.documents}
+        notes = notes_of(model, output)
+        return Inputs(output, None, (output.ids,), kwargs, in_columns=True, notes=notes)
+    if batch.source is None:
+        raise ShapeMismatch(
+            "an encoder-decoder reads a source too, and this Batch has none.\n"
+            "    Give Batch(…, source=…), or run(model, source, target=…)."
+        )
+    source = read_side(model, batch.source, "source", lengths=batch.source_lengths)
+    kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
+    args, notes = (source.ids, output.ids), notes_of(model, output, source)
+    return Inputs(output, source, args, kwargs, in_columns=True, notes=notes)
+
+
+def token_names(tokenizer: Any, ids: Int[Tensor, "batch pos"], padding: Padding = WHOLE) -> list[list[str]]:
+    """Return each row's real tokens as people read them, or as numbers without a tokenizer."""
+    rows = padding.real_rows(ids)
+    if not hasattr(tokenizer, "tokens"):
+        return [[str(i) for i in row] for row in rows]
+    # a model may have more rows in its embedding than its tokenizer has tokens
+    known = tokenizer.vocab_size
+    return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
+
+
+def marks_of(tokenizer: Any, ids: Sequence[int], tokens: Sequence[str]) -> Marks:
+    """Return what is odd about the tokens of one row; nothing is known without a tokenizer of ours."""
+    return marks(tokenizer, ids, tokens) if isinstance(tokenizer, Tokenizer) else UNMARKED
