@@ -32,5 +32,7 @@ autodoc_typehints = "signature"
 myst_heading_anchors = 3
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = "glassformer"
 html_show_sphinx = False

@@ -2,7 +2,7 @@
 
 docs/which-analysis.md      every analysis by its question, from the cards
 docs/what-applies.md        which analysis answers of which kind of model, from the table that `make applies` makes
-docs/architecture.md        the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
+docs/architecture/tree.md   the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
 """
 
 import ast
@@ -21,6 +21,8 @@ from glassformer.applicability.table import STATUSES
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "glassformer"
 WIDTH = 120
+# of a cell of a table
+WIDEST = 160
 # of these the files are many and alike: their names say enough
 NAMES_ONLY = ("families", "mechanisms", "kernels", "zoo")
 INTRODUCTION = """\
@@ -86,14 +88,14 @@ BASE, BESIDE = "softmax", ("softmax(cap=0.5)", "softmax(sinks=True)")
 
 def pages() -> dict[Path, str]:
     """Return every generated page by its file."""
-    architecture = ROOT / "docs" / "architecture.md"
-    text = architecture.read_text(encoding="utf-8")
+    docs = ROOT / "docs"
+    page = docs / "architecture" / "tree.md"
+    text = page.read_text(encoding="utf-8")
     place = re.compile(r"(<!-- tree -->\n).*?(<!-- /tree -->)", re.DOTALL)
     if not place.search(text):
-        raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture.md")
+        raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture/tree.md")
     drawn = place.sub(lambda match: f"{match[1]}\n```\n{tree()}\n```\n\n{match[2]}", text)
-    docs = ROOT / "docs"
-    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), architecture: drawn}
+    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), page: drawn}
 
 
 def which_analysis() -> str:
@@ -147,7 +149,7 @@ def _held(base: Row) -> str:
 
 def _counted(row: Row) -> Sequence[str]:
     counted = Counter(outcome.status for outcome in row.outcomes.values())
-    named = ", ".join(f"`{name}`" for name in (row.name, *row.also))
+    named = f"`{row.name}`" + (f" and {len(row.also)} more" if row.also else "")
     return named, *(str(counted[status]) for status in STATUSES)
 
 
@@ -168,7 +170,8 @@ def _reasons(row: Row, base: Row, *, alone: bool) -> str:
         for said in _said(name, outcome, base.outcomes):
             found.setdefault(said, []).append(f"`{name}`")
     lines = [f"- {', '.join(names)}: {said}" for said, names in found.items()]
-    parts = [f"### {row.name}", *([_about(row)] if alone else []), "\n".join(lines) or f"As {BASE}."]
+    also = [f"As it is, and as {', '.join(f'`{name}`' for name in row.also)}."] if row.also else []
+    parts = [f"### {row.name}", *([_about(row)] if alone else []), *also, "\n".join(lines) or f"As {BASE}."]
     return "\n\n".join(parts)
 
 
@@ -186,6 +189,9 @@ def _row(card: Card) -> Sequence[str]:
     link = f"[`{card.name}`](api/generated/glassformer.analysis.{card.room}.rst)"
     # the first sentence: what follows says how ours differs
     source = re.split(r"(?<!et al)\.\s+(?=[A-Z])", card.source)[0].rstrip(".")
+    if len(source) > WIDEST:
+        # authors and years tell which papers; titles stand in the reference
+        source = textwrap.shorten(re.sub(r', "[^"]+"', "", source), WIDEST, placeholder=" …")
     return card.question, link, card.of, ", ".join(f"`{trait}`" for trait in card.traits), source
 
 

@@ -1,8 +1,8 @@
 """Fill the generated tables of the READMEs and of the pages on mechanisms and reliability (`make tables`).
 
-A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`,
-measured figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, and claims
-from the reports in `src/glassformer/studies/found`.
+A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, measured
+figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, groups of them from
+`mechanism_groups.json`, and claims from the reports in `src/glassformer/studies/found`.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ STRESS = ROOT / "benchmarks" / "results" / "stress-x86_64-2-cores.json"
 ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
 PATTERNS = ROOT / "docs" / "images" / "mechanisms"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
+GROUPS = ROOT / "docs" / "mechanism_groups.json"
 
 # the first figures of a card, and what they are called in each README; the card has them all
 FIGURES = {
@@ -41,10 +42,6 @@ FIGURES = {
     "subject_verb_agreement": ("agreement", "主谓一致"),
     "greater_than": ("greater than", "大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
-    "samples_that_parse_beside_lists": ("of those that are no list of `self.`", "其中并非 `self.` 列表的"),
-    "self_assignments": ("`self.a = a`, `self.b =` completed", "补全 `self.a = a`、`self.b =`"),
-    "self_assignments_of_new_words": ("of new words", "新词"),
-    "self_assignments_in_a_class": ("in a class", "在类中"),
     "exact_match": ("exact match", "完全匹配"),
 }
 # the first rows of measured speed: (figure, baseline, case) of ratios, (task, peer) of sweeps
@@ -95,7 +92,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "benchmarks" / "README.md": {
             "speed": speed(), "circuits": circuits(), "sweeps": sweeps(), "large": large()
         },
-        ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
+        ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms(), "assumptions": assumptions()},
         ROOT / "docs" / "claims.md": {"claims": claims()},
         **{page: studies(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
@@ -139,28 +136,35 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
         "Sentence pairs from the Chinese-English grammar": ("sentences of a grammar", "由语法生成的句子"),
     }
     said = [f"{100 * share:.3g} % {called.get(about, (about, about))[int(chinese)]}" for about, share in shares.items()]
-    return "".join(("，每批中有 " if chinese else "; of every batch ") + part for part in said)
+    return "".join(("，其中 " if chinese else "; ") + part for part in said)
 
 
 def catalogue(*, chinese: bool) -> str:
-    """Return one row per mechanism that ships with the package, with the paper it is from."""
-    rows = [(("mechanism", "paper", "claims checked"), ("机制", "论文", "检验过的论断"))[int(chinese)]]
-    for kind, config in _registered():
-        row = (f"[`{kind}`](docs/mechanisms/{kind}.md)", _about(config)[1]["Source"])
-        rows.append((*row, _checked(kind, "docs/claims.md", chinese=chinese)))
+    """Return one row per group of mechanisms, which leads to the rows of its mechanisms."""
+    rows = [(("group", "mechanisms", "in common"), ("类别", "机制", "共同之处"))[int(chinese)]]
+    for name, group in groups().items():
+        said, about = group["zh"] if chinese else (name, group["about"])
+        link = f"[{said}](docs/mechanisms.md#{name.lower().replace(' ', '-')})"
+        rows.append((link, ("、" if chinese else ", ").join(f"`{kind}`" for kind in group["mechanisms"]), about))
     return _table(rows)
 
 
-def _checked(kind: str, page: str, *, chinese: bool = False) -> str:
-    """Return the studies about a mechanism, and how their claims ended."""
+def groups() -> dict[str, dict[str, Any]]:
+    """Return the groups of mechanisms: words for the group, and for each mechanism six words and the study about it."""
+    found = json.loads(GROUPS.read_text(encoding="utf-8"))
+    grouped = [kind for group in found.values() for kind in group["mechanisms"]]
+    if sorted(grouped) != [kind for kind, _ in _registered()]:
+        raise SystemExit(f"{GROUPS.name} groups {sorted(grouped)}; there are {[kind for kind, _ in _registered()]}")
+    for name, study in ((kind, row[1]) for group in found.values() for kind, row in group["mechanisms"].items()):
+        if study and name not in find(study).mechanisms:
+            raise SystemExit(f'{GROUPS.name}: the study "{study}" has no case of "{name}"')
+    return found
+
+
+def _checked(kind: str, page: str) -> str:
+    """Return the studies that use a mechanism, and how their claims ended."""
     found = {name: tallied(shipped(name)) for name in names_of_studies() if kind in find(name).mechanisms}
-    colon = ": "
-    if chinese:
-        colon = "："
-        said = {"hold": "成立", "fail": "不成立", "undecided": "未定", "not defined": "无定义", ", ": "，"}
-        for english, words in said.items():
-            found = {name: told.replace(english, words) for name, told in found.items()}
-    return "<br>".join(f"[{name}]({page}#{name}){colon}{told}" for name, told in found.items() if told)
+    return "; ".join(f"[{name}]({page}#{name}): {told}" for name, told in found.items() if told)
 
 
 def claims() -> str:
@@ -375,27 +379,25 @@ def environments() -> str:
 
 
 def mechanisms() -> str:
-    """Return one row per registered mechanism that ships with the package."""
-    rows = [
-        (
-            "mechanism",
-            "equation",
-            "linear in v",
-            "rows sum to one",
-            "scores",
-            "streams",
-            "state",
-            "source",
-            "claims checked",
-        ),
-    ]
+    """Return a section per group: one row per registered mechanism that ships with the package."""
+    configs, parts = dict(_registered()), []
+    for name, group in groups().items():
+        rows = [("mechanism", "paper", "in short", "study about it")]
+        for kind, (about, study) in group["mechanisms"].items():
+            told = f"[{study}](claims.md#{study}): {tallied(shipped(study))}" if study else ""
+            rows.append((f"[`{kind}`](mechanisms/{kind}.md)", _paper(configs[kind]), about, told))
+        parts += [f"### {name}", f"{group['about'][0].upper()}{group['about'][1:]}.", _table(rows)]
+    return "\n\n".join(parts)
+
+
+def assumptions() -> str:
+    """Return what an analysis may assume of each mechanism: its traits."""
+    rows = [("mechanism", "linear in v", "rows sum to one", "scores", "streams")]
     for kind, config in _registered():
-        equation, about = _about(config)
         traits = config.traits  # type: ignore[attr-defined]
-        link = f"[`{kind}`](mechanisms/{kind}.md)"
         scores = "bilinear" if traits.bilinear_scores else "yes" if traits.has_scores else "none"
-        row = (link, equation, traits.linear_in_value, "yes" if traits.rows_sum_to_one else "no", scores)
-        rows.append((*row, str(traits.streams), about["State"], about["Source"], _checked(kind, "claims.md")))
+        sums = "yes" if traits.rows_sum_to_one else "no"
+        rows.append((f"`{kind}`", traits.linear_in_value, sums, scores, str(traits.streams)))
     return _table(rows)
 
 
@@ -414,17 +416,16 @@ def page(kind: str, config: type, drawn: dict[str, dict[str, Any]]) -> str:
     place = 1 + next((i for i, part in enumerate(rest) if part.startswith("    ")), -1)
     shown.insert(place, _picture(kind, drawn))
     told = dict(re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |^\S|\Z)", inspect.getdoc(config) or "", re.M | re.S))
-    settings = [("setting", "default", "meaning")]
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        meaning = " ".join(told.get(field.name, "").split()).replace("|", "\\|")
-        settings.append((f"`{field.name}`", f"`{_default(field)}`", re.sub(r"([*<>])", r"\\\1", meaning)))
+    settings = ["## Settings", "It has none."]
+    if fields := dataclasses.fields(config):  # type: ignore[arg-type]
+        settings[1] = "\n".join(_setting(field, " ".join(told.get(field.name, "").split())) for field in fields)
     links = [
         f"In the reference: [`{config.__name__}`](../api/generated/{config.__module__}.rst). "
         "Which analyses answer for it: [what applies to what](../what-applies.md)."
     ]
     if checked := _checked(kind, "../claims.md"):
-        links.append("Claims checked: " + checked.replace("<br>", "; ") + ".")
-    return "\n\n".join([f"# `{kind}`", summary, *shown, _table(settings), *links]) + "\n"
+        links.append(f"Claims checked: {checked}.")
+    return "\n\n".join([f"# `{kind}`", summary, *shown, *settings, *links]) + "\n"
 
 
 def _paragraph(part: str) -> str:
@@ -460,6 +461,13 @@ def _picture(kind: str, drawn: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def _setting(field: Any, meaning: str) -> str:
+    """Return one setting as a line of a list: name, default, meaning."""
+    default = _default(field)
+    shown = default if default == "needed" else f"`{default}` by default"
+    return f"- `{field.name}`, {shown}: " + re.sub(r"([*<>])", r"\\\1", meaning)
+
+
 def _default(field: Any) -> str:
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
@@ -472,13 +480,11 @@ def _registered() -> list[tuple[str, type]]:
     return [(kind, config) for kind, config in found if config.__module__.startswith("glassformer.")]
 
 
-def _about(config: type) -> tuple[str, dict[str, str]]:
-    """Return what the module of a mechanism says: the equation, as code, and what stands behind State and Source."""
-    about = inspect.getdoc(sys.modules[config.__module__]) or ""
-    return _equation(about), {
-        "State": _found(r"State: (.+?)\.(?=\s)", about),
-        "Source": _found(r"Source: (.+?)\.?$", about),
-    }
+def _paper(config: type) -> str:
+    """Return authors and year of the first paper that the module of a mechanism names."""
+    source = re.search(r"Source: (.+)", inspect.getdoc(sys.modules[config.__module__]) or "", re.DOTALL)
+    cited = source and re.search(r"(compare )?[A-Z][^\W\d]+( et al\.|(,| and) [A-Z][^\W\d]+)* \d{4}", source[1])
+    return " ".join(cited[0].split()) if cited else ""
 
 
 def fill(page: str, found: dict[str, str]) -> str:
@@ -489,20 +495,6 @@ def fill(page: str, found: dict[str, str]) -> str:
             raise SystemExit(f"no <!-- {name} --> … <!-- /{name} --> to fill")
         page = place.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", page)
     return page
-
-
-def _equation(about: str) -> str:
-    """Return the first indented paragraph of a docstring, as code."""
-    lines = about.split("\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith("    "))
-    stop = next(i for i in range(start, len(lines)) if not lines[i].startswith("    "))
-    return "<br>".join(f"`{re.sub(' {2,}', ' ', line.strip())}`" for line in lines[start:stop])
-
-
-def _found(pattern: str, about: str) -> str:
-    """Return what a pattern finds, on one line."""
-    match = re.search(pattern, about, re.DOTALL)
-    return " ".join(match[1].split()) if match else ""
 
 
 def _number(value: float) -> str:

@@ -63,7 +63,7 @@ _SHOWN = 60
 
 
 def checked(function: F) -> F:
-    """Return a function, or a dataclass, that refuses arguments its signature does not allow by `WrongArgument`."""
+    """A function, or a dataclass, that refuses arguments its signature does not allow by `WrongArgument`."""
     if isinstance(function, type):
         made: Any = function
         made.__init__ = checked(made.__init__)

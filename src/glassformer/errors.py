@@ -104,7 +104,7 @@ _QUOTED = re.compile(rf"""\S{{{_LONG},}}|"[^"]*"|(?<!\w)'[^']*'""")
 
 
 def shortened(message: str) -> str:
-    """Return a message in which what was given at great length is shown by its beginning and its end."""
+    """A message in which what was given at great length is shown by its beginning and its end."""
 
     def short(long: str, shown: int) -> str:
         return f"{long[:shown]} … ({len(long) - 2 * shown:,} more characters) … {long[-shown:]}"
@@ -117,7 +117,7 @@ def shortened(message: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that does nothing to a terminal: what would move its cursor or turn its writing is escaped."""
+    """A text that does nothing to a terminal: what would move its cursor or turn its writing is escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)

@@ -1,8 +1,16 @@
-"""Packages whose names are imported when they are first used, so that importing the package costs next to nothing."""
+"""Packages whose names are imported when they are first used, so that importing the package costs next to nothing.
+
+An old name of a package stands for what has it now, and says so when it is asked for: `renamed.json` has the table,
+from old names to new ones within `glassformer`, until version 0.1.
+"""
 
 import importlib
+import json
 import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 
@@ -24,7 +32,7 @@ def lazily(
         elif name in modules:
             value = importlib.import_module(f"{package}.{name}")
         else:
-            raise AttributeError(f'module "{package}" has no attribute "{name}".')
+            return renamed(package, name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -34,3 +42,36 @@ def lazily(
         return sorted({*(n for n in own if n.startswith("__")), *own.get("__all__", ()), *home_of, *modules})
 
     return get, names
+
+
+@cache
+def renamed_names() -> Mapping[str, str]:
+    """Every name that has another one now, to that one; both without `glassformer.` before them."""
+    return json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
+
+
+def renamed(package: str, name: str, instead: str = "") -> Any:
+    """What an old name of a package stood for, with a warning that says its new name.
+
+    Args:
+        package: Where the name is asked for.
+        name: What it does not offer.
+        instead: What it offers, to end the message about a name that was never there.
+
+    Raises:
+        AttributeError: It never had that name.
+    """
+    old = f"{package}.{name}"
+    root, _, within = old.partition(".")
+    if within not in renamed_names():
+        raise AttributeError(f'module "{package}" has no attribute "{name}".{instead}')
+    new = f"{root}.{renamed_names()[within]}"
+    # of whoever asked: this function, and the `__getattr__` that calls it, stand between
+    warnings.warn(f'"{old}" is renamed: use "{new}".', FutureWarning, stacklevel=3)
+    home, _, own = new.rpartition(".")
+    return getattr(importlib.import_module(home), own)
+
+
+def renames(package: str) -> Callable[[str], Any]:
+    """`__getattr__` of a package that imports all it offers, for its old names: `__getattr__ = renames(__name__)`."""
+    return lambda name: renamed(package, name)

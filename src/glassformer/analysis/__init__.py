@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from glassformer.analysis._run import Run as Run, run as run
+from glassformer.lazy import renamed
 
 if TYPE_CHECKING:
     from glassformer.analysis import (
@@ -53,7 +54,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name in ROOMS or name in ("losses",):
             return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Rooms: {', '.join(ROOMS)}.")
+        return renamed(__name__, name, f" Rooms: {', '.join(ROOMS)}.")
 
     def __dir__() -> list[str]:
         return sorted({*(name for name in globals() if name.startswith("__")), "Run", "losses", "run", *ROOMS})

@@ -43,7 +43,7 @@ class Component:
 
 
 def head_labels(layer: SubLayer) -> list[str]:
-    """Return the names of a sub-layer's heads; none where it is no attention."""
+    """The names of a sub-layer's heads; none where it is no attention."""
     n = 0 if layer.attention is None else layer.attention.dims.n_heads
     return [head_label(layer.stack, layer.name, layer.layer, h) for h in range(n)]
 

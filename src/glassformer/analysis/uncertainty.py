@@ -30,7 +30,7 @@ def deviation(values: Tensor) -> Tensor:
 
 
 def interval(per_prompt: Labelled, *, level: float = 0.95, seed: int = 0, draws: int = 1000) -> Labelled:
-    """Return the confidence interval of the mean, an axis `bound` in front: prompts drawn again, with replacement.
+    """The confidence interval of the mean, an axis `bound` in front: prompts drawn again, with replacement.
 
     Args:
         per_prompt: Numbers whose last axis is `batch`.

@@ -47,7 +47,7 @@ class Outcome:
         return "; ".join(part for part in (", ".join(self.held), self.reason, *self.left_out) if part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data, without what is empty."""
+        """JSON data, without what is empty."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value}
 
     @classmethod
@@ -90,7 +90,7 @@ class Row:
     also: tuple[str, ...] = ()
 
     def called(self) -> dict[str, Any]:
-        """Return what the row is, without its outcomes, as JSON data."""
+        """Name and kind of the row, without its outcomes, as JSON data."""
         return {"name": self.name, "group": self.group, "about": self.about, "also": self.also}
 
 
@@ -115,7 +115,7 @@ class Table:
         return found
 
     def named(self, name: str) -> list[Row] | Analysis:
-        """Return the rows that a name begins, `softmax` with all its settings; or the analysis of that name.
+        """The rows that a name begins, `softmax` with all its settings; or the analysis of that name.
 
         Raises:
             UnknownKind: There is neither.
@@ -133,7 +133,7 @@ class Table:
         return rows
 
     def to_json(self) -> str:
-        """Return the text of the file: a line for each analysis, outcome and row."""
+        """The text of the file: a line for each analysis, outcome and row."""
         distinct = list(dict.fromkeys(row.outcomes[one.name] for row in self.rows for one in self.analyses))
         place = {outcome: i for i, outcome in enumerate(distinct)}
         rows = [
@@ -164,7 +164,7 @@ class Table:
 
 @functools.cache
 def applied() -> Table:
-    """Return the table that comes with the package."""
+    """The table that comes with the package."""
     text = resources("glassformer.applicability").joinpath(FILE).read_text(encoding="utf-8")
     return Table.from_json(text)
 

@@ -125,7 +125,7 @@ class Table:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def result(self, seed: int, **facts: Any) -> AttentionCosts:
-        """Return all as a result; `facts` are its fields that say how it was measured."""
+        """All as a result; `facts` are its fields that say how it was measured."""
         seconds = self.beside(
             lambda m: getattr(m.comparison.subject, self.clock), lambda m: getattr(m.comparison.baseline, self.clock)
         )
@@ -149,13 +149,13 @@ class Table:
         return found.noted(*notes).bound(_provenance(found, self.names, seed))
 
     def each(self, of: Callable[[Measured], float]) -> Labelled:
-        """Return a number of each call of each mechanism at each length; NaN where it was not measured."""
+        """A number of each call of each mechanism at each length; NaN where it was not measured."""
         values = [[[self._number(call, name, n, of) for n in self.lengths] for name in self.names] for call in CALLS]
         coords = {"call": list(CALLS), "mechanism": self.names, "length": self.lengths}
         return Labelled(torch.tensor(values, dtype=torch.float64), ("call", "mechanism", "length"), coords)
 
     def beside(self, of: Callable[[Measured], float], fused: Callable[[Measured], float]) -> Labelled:
-        """Return the same with the baseline before them: the median of what it was beside each mechanism."""
+        """The same with the baseline before them: the median of what it was beside each mechanism."""
         ours, theirs = self.each(of), self.each(fused)
         values = torch.cat((theirs.values.nanmedian(1, keepdim=True).values, ours.values), 1)
         return Labelled(values, ours.axes, {**ours.coords, "mechanism": [FUSED, *self.names]})

@@ -23,7 +23,7 @@ class Growth(NamedTuple):
 
 
 def growth_exponent(lengths: Sequence[int | float], costs: Sequence[float]) -> Growth:
-    """Return how costs grow with length.
+    """Growth exponent: how costs grow with length.
 
     Args:
         lengths: In ascending order.

@@ -47,7 +47,7 @@ def keep_freed_memory() -> bool:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """Return the most bytes that a call holds at once on a device, what it returns included; None if none can say."""
+    """Peak memory of a call: the most bytes at once on a device, what it returns included; None if none can say."""
     # what is released inside was not held by the call
     with uncollected():
         if device.type == "cpu":

@@ -49,7 +49,7 @@ class Spread:
         return cls(median(values), medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1], *quartiles)
 
     def inverse(self) -> "Spread":
-        """Return the spread of 1 / value: from ratios of time to ratios of speed."""
+        """The spread of 1 / value: from ratios of time to ratios of speed."""
         return Spread(1 / self.median, 1 / self.high, 1 / self.low, 1 / self.third_quartile, 1 / self.first_quartile)
 
 

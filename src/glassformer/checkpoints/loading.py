@@ -90,7 +90,7 @@ def open_folder(folder: str | Path) -> Checkpoint:
 
 @checked
 def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
-    """Return a model's config without its weights; of a hub model only the files that describe it are fetched.
+    """Config of a model without its weights; of a hub model only the files that describe it are fetched.
 
     Raises:
         UnknownModel: As for `load`.

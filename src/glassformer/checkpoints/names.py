@@ -16,7 +16,7 @@ NEAR = 0.75
 
 @checked
 def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
-    """Return the folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
+    """Folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
 
     A run folder stands for the newest of its checkpoints.
 

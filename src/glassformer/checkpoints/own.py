@@ -265,7 +265,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256(content: bytes | str) -> str:
-    """Return the digest by which damage is noticed."""
+    """SHA-256 digest, by which damage is noticed."""
     return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
 
 

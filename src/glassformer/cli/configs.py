@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def config_of(name: str) -> "ModelConfig":
-    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
+    """The config of a preset, a shipped model, a folder or a hub model; weights are not read.
 
     Raises:
         UnknownModel: None of them; the message lists the names there are.

@@ -52,7 +52,7 @@ NOT_STREAMED = {
 
 
 def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) -> Callable[[], None]:
-    """Return the call that a command line stands for.
+    """The call that a command line stands for.
 
     Raises:
         ConfigError: An option is unknown, lacks its value, or has one that it cannot have.

@@ -4,6 +4,8 @@ Four rooms: `text` (natural text), `tasks` (made up, with known answers), `pairs
 English). Beside them stand what all of them give, a batch, and what reads and mixes them.
 """
 
+from typing import TYPE_CHECKING
+
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.grammar import ZhEnConfig
 from glassformer.data.marks import UNMARKED, Marks, Spelled, marks
@@ -65,6 +67,7 @@ from glassformer.data.text import (
     read_source,
 )
 from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.lazy import renames
 
 __all__ = [
     "UNMARKED",
@@ -134,3 +137,6 @@ __all__ = [
     "word_tokenizer",
     "write_pairs",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

@@ -47,16 +47,16 @@ class Batch:
     source_lengths: Tensor | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Return the batch on another device; `non_blocking` does not wait for copies out of pinned memory."""
+        """The batch on another device; `non_blocking` does not wait for copies out of pinned memory."""
         moved = {name: value.to(device, non_blocking=non_blocking) for name, value in self.tensors().items()}
         return dataclasses.replace(self, **moved)
 
     def pinned(self) -> Self:
-        """Return the batch in memory that an accelerator copies from by itself."""
+        """The batch in memory that an accelerator copies from by itself."""
         return dataclasses.replace(self, **{name: value.pin_memory() for name, value in self.tensors().items()})
 
     def rows(self, count: int) -> Self:
-        """Return the first `count` rows."""
+        """The first `count` rows."""
         return dataclasses.replace(self, **{name: value[:count] for name, value in self.tensors().items()})
 
     def check_targets(self, size: int) -> None:
@@ -70,7 +70,7 @@ class Batch:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that are present, by name."""
+        """The fields that are present, by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in fields if value is not None}
 
@@ -118,16 +118,16 @@ class DataConfig(Config, family=True):
         """
 
     def origins(self) -> tuple[str, ...]:
-        """Return where rows come from: sources of text as they are named, and kinds of what is made up."""
+        """Origins of rows: sources of text as they are named, and kinds of what is made up."""
         return (self.kind or type(self).__name__,)
 
     def synthetic(self) -> dict[str, float]:
-        """Return what of a training batch is made up rather than text that somebody wrote: its share of the rows."""
+        """Synthetic share of a training batch's rows: made up, rather than text that somebody wrote."""
         about = (inspect.getdoc(type(self)) or type(self).__name__).split("\n")[0]
         return {about.rstrip("."): 1.0}
 
     def on_text(self, sources: tuple[str, ...]) -> Self:
-        """Return the same reading other text; data that read none as they are."""
+        """The same reading other text; data that read none as they are."""
         return self
 
     def texts(self) -> Iterator[str]:

@@ -77,7 +77,7 @@ class Marks:
         return tuple(one for one in self.spelled if one.raw) if self.learnt else ()
 
     def of(self, index: int) -> dict[str, Any]:
-        """Return JSON data on one token, empty if nothing is odd: `unknown`, or `character` and the token's `part`."""
+        """JSON data on one token, empty if nothing is odd: `unknown`, or `character` and the token's `part`."""
         if index in self.unknown:
             return {"unknown": True}
         for one in self.spelled:
@@ -86,7 +86,7 @@ class Marks:
         return {}
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return JSON data: `index` and what is odd, for each token of which something is."""
+        """JSON data: `index` and what is odd, for each token of which something is."""
         odd = {*self.unknown, *(i for one in self.spelled for i in range(one.first, one.end))}
         return [{"index": i} | self.of(i) for i in sorted(odd)]
 
@@ -118,7 +118,7 @@ Load = Callable[[Path], Vocabulary | None]
 
 
 def marks(tokenizer: Vocabulary | None, ids: Sequence[int], texts: Sequence[str]) -> Marks:
-    """Return what is odd about a row of tokens.
+    """Marks of a row of tokens: what is odd about them.
 
     Args:
         tokenizer: Of the model; without one nothing is known.

@@ -30,7 +30,7 @@ OTHERS = (
 
 
 def published(folder: str | Path) -> Tokenizer | None:
-    """Return the tokenizer of a folder as it was published, or None if there is none that can be read.
+    """The tokenizer of a folder as it was published, or None if there is none that can be read.
 
     Raises:
         CheckpointError: A file is there and broken.
@@ -47,7 +47,7 @@ def published(folder: str | Path) -> Tokenizer | None:
 
 
 def lack_of_tokenizer(folder: str | Path) -> str:
-    """Return why a folder gives no tokenizer, and what would help."""
+    """Reason why a folder gives no tokenizer, and what would help."""
     folder = Path(folder)
     found = [name for name in OTHERS if (folder / name).is_file()]
     if not found:

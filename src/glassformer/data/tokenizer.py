@@ -97,12 +97,12 @@ class Tokenizer:
 
     @checked
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, nothing put around it; raises `TextError` if it has none."""
+        """The token ids of a text, nothing put around it; raises `TextError` if it has none."""
         return self.encode_batch([text])[0]
 
     @checked
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of many texts; faster than one by one."""
+        """The token ids of many texts; faster than one by one."""
         self._inner.encode_special_tokens = not self._specials_in_text
         try:
             for text in texts:
@@ -115,7 +115,7 @@ class Tokenizer:
         return [item.ids for item in encoded]
 
     def read(self, text: str, *, allow_unknown: bool = False, model: str = "") -> list[int]:
-        """Return the token ids of a text that a model is to read, nothing put around it.
+        """The token ids of a text that a model is to read, nothing put around it.
 
         Args:
             text: The text.
@@ -132,7 +132,7 @@ class Tokenizer:
         return ids
 
     def notes(self, rows: Iterable[Sequence[int]], side: str = "text", model: str = "") -> tuple[Note, ...]:
-        """Return what must be known of texts as token ids that are no words of the vocabulary, of all together.
+        """Notes on texts: ids that are no words of the vocabulary, of all texts together.
 
         Args:
             rows: The texts.
@@ -147,7 +147,7 @@ class Tokenizer:
         return mark_notes(marked, side, model, _in_folder)
 
     def adding(self, specials: bool | None, in_text: bool = False) -> Self:
-        """Return a tokenizer that differs in what it does about special tokens.
+        """A tokenizer that differs in what it does about special tokens.
 
         Args:
             specials: Put them around a text: as made or published (None), never (False), or always (True): the
@@ -160,13 +160,13 @@ class Tokenizer:
         return found
 
     def allowing_unknown(self) -> Self:
-        """Return a tokenizer with which a model reads texts of which it knows less than half: see `allows_unknown`."""
+        """A tokenizer with which a model reads texts of which it knows less than half: see `allows_unknown`."""
         found = copy.copy(self)
         found.allows_unknown = True
         return found
 
     def naming(self, special: int | None, text: str) -> Self:
-        """Return the tokenizer to read a text with that may name a special token: if so, names stand for tokens."""
+        """The tokenizer to read a text with that may name a special token: if so, names stand for tokens."""
         if special not in self.specials or self.specials[special] not in text:
             return self
         found = copy.copy(self)
@@ -174,7 +174,7 @@ class Tokenizer:
         return found
 
     def around(self, reading: Reading = "prompt") -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the special tokens put in front of a text and behind it.
+        """The special tokens put in front of a text and behind it.
 
         Args:
             reading: What the text is: a `prompt`; the `opening` of a text that goes on, behind which nothing is put;
@@ -197,7 +197,7 @@ class Tokenizer:
         return begin, end if reading in ("prompt", "source") else ()
 
     def said(self, reading: Reading = "prompt", first: tuple[int, ...] = ()) -> str:
-        """Return in words which special tokens, and others before them, are put around a text; empty if none are."""
+        """Special tokens, and others before them, that are put around a text, in words; empty if none are."""
         around = self.around(reading)
         # a model's start token may be one that the tokenizer does not have
         ids = ((*first, *around[0]), around[1])
@@ -214,7 +214,7 @@ class Tokenizer:
         return sentence("The tokenizer added {end} behind the {text}.", end=end, text=whole) if end else ""
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where each token of a text lies in it, as (first character, character behind the last).
+        """Span of each token of a text, as (first character, character behind the last).
 
         Tokens that are parts of one character share it.
         """
@@ -224,11 +224,11 @@ class Tokenizer:
 
     @checked
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
+        """The text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
         return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)
 
     def token(self, id: int) -> str:
-        """Return one token as readable text: its spaces are spaces, bytes that are no UTF-8 are `<0xHH>`."""
+        """Readable text of one token: its spaces are spaces, bytes that are no UTF-8 are `<0xHH>`."""
         text = self._inner.id_to_token(self._checked(id))
         if text is None or id in self.specials:
             return text or f"<{id}>"
@@ -238,7 +238,7 @@ class Tokenizer:
         return text.replace("\u2581", " ")
 
     def bytes_of(self, id: int) -> bytes:
-        """Return the bytes of the text that a token stands for; none for specials, and for ids it does not have."""
+        """The bytes of the text that a token stands for; none for specials, and for ids it does not have."""
         text = self._inner.id_to_token(id) if 0 <= id < self.vocab_size and id not in self.specials else ""
         if not text:
             return b""
@@ -249,7 +249,7 @@ class Tokenizer:
         return bytes([int(byte[1], 16)]) if byte else text.replace("\u2581", " ").encode("utf-8", "replace")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return each token as readable text."""
+        """Readable text of each token."""
         return [self.token(i) for i in ids]
 
     @cached_property
@@ -300,12 +300,12 @@ class Tokenizer:
         return found
 
     def named(self, role: str) -> int | None:
-        """Return the id of the special that well-known files call by this role (`bos`, `eos`, `pad`, `unk`, `mask`)."""
+        """The id of the special that well-known files call by this role (`bos`, `eos`, `pad`, `unk`, `mask`)."""
         ids = (self._inner.token_to_id(name) for name in NAMES[role])
         return next((id for id in ids if id is not None), None)
 
     def continuing(self, text: str) -> list[int]:
-        """Return the ids of a text that goes on from another one.
+        """The ids of a text that goes on from another one.
 
         Models of whole words with a sign for the space in front of them put that sign in front of every text, also of
         one that begins with a space or within a word; there, the token that is shown as this text is meant.
@@ -321,24 +321,24 @@ class Tokenizer:
         return {self.token(id): id for id in ids if id not in self.specials}
 
     def id(self, name: str) -> int | None:
-        """Return the id of a token by its name in tokenizer.json, None if there is none."""
+        """The id of a token by its name in tokenizer.json, None if there is none."""
         try:
             return self._inner.token_to_id(name)
         except UnicodeEncodeError:  # half of a pair of surrogates names nothing
             return None
 
     def post_processed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the specials that the post-processor of tokenizer.json puts in front of a text and behind it."""
+        """The specials that the post-processor of tokenizer.json puts in front of a text and behind it."""
         found = self._inner.encode(self._some_text())
         own = [i for i, added in enumerate(found.special_tokens_mask) if not added]
         return tuple(found.ids[: own[0]]), tuple(found.ids[own[-1] + 1 :])
 
     def to_json(self) -> str:
-        """Return the content of its tokenizer.json."""
+        """The content of its tokenizer.json."""
         return self._inner.to_str() if self._text is None else self._text
 
     def with_post_processor(self) -> str:
-        """Return a tokenizer.json whose post-processor puts the same specials around a prompt, for other libraries."""
+        """A tokenizer.json whose post-processor puts the same specials around a prompt, for other libraries."""
         begin, end = ([(self.token(id), id) for id in ids] for ids in self.around())
         if self.published is not None or not (begin or end):
             return self.to_json()
@@ -454,7 +454,7 @@ def _with_merges(inner: tokenizers.Tokenizer, pairs: list[str]) -> tokenizers.To
 
 
 def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
-    """Return the tokenizer whose token ids are byte values; specials follow from 256 on."""
+    """The tokenizer whose token ids are byte values; specials follow from 256 on."""
     inner = tokenizers.Tokenizer(models.BPE(vocab={c: b for c, b in _BYTE_OF.items()}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()

@@ -53,7 +53,7 @@ class Panel(NamedTuple):
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure, sizes in inches; raises `MissingExtra` without matplotlib."""
+    """An empty figure, sizes in inches; raises `MissingExtra` without matplotlib."""
     try:
         from glassformer.figures._shown import Figure
     except ImportError as error:
@@ -67,7 +67,7 @@ def columns_for(panels: int) -> int:
 
 
 def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, notes: Sequence[str] = ()) -> Any:
-    """Return a figure of labelled tensors, with several panels for one of more than two axes.
+    """A figure of labelled tensors, with several panels for one of more than two axes.
 
     Args:
         panels: What to draw.
@@ -356,7 +356,7 @@ def _mask(axes: Any, value: Any, numbers: Any) -> None:
 
 @cache
 def colour_map(kind: Ramp) -> Any:
-    """Return a ramp of the colour table for matplotlib; what is not defined is grey."""
+    """A ramp of the colour table for matplotlib; what is not defined is grey."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(LIGHT.ramp(kind)).with_extremes(bad=LIGHT.undefined)

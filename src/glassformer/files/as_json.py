@@ -15,7 +15,7 @@ def json_text(
     tight: bool = False,
     finite: bool = False,
 ) -> str:
-    """Return data as JSON that any reader takes.
+    """Data as JSON that any reader takes.
 
     Args:
         data: Numbers, text, lists and mappings.

@@ -7,7 +7,7 @@ CONFIG = "config.json"  # what makes a folder a model's
 
 
 def shipped() -> list[str]:
-    """Return the names of the models that come with the package."""
+    """The names of the models that come with the package."""
     zoo = resources("glassformer") / "zoo"
     return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 

@@ -22,7 +22,7 @@ MOST_METRICS = 1 << 29
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """Return a regular file, open for reading.
+    """A regular file, open for reading.
 
     Raises:
         OSError: It cannot be read, or is a pipe, a socket or a device, or a link to one.
@@ -36,7 +36,7 @@ def opened(path: str | Path) -> BinaryIO:
 
 
 def read(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file.
+    """The content of a regular file.
 
     Args:
         path: Of the file.
@@ -55,12 +55,12 @@ def read(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """Return the content of a regular file as text; raises as `read` does, or `UnicodeDecodeError`."""
+    """The content of a regular file as text; raises as `read` does, or `UnicodeDecodeError`."""
     return read(path, most).decode("utf-8")
 
 
 def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
-    """Return the JSON data in a regular file.
+    """The JSON data in a regular file.
 
     Raises:
         OSError: As for `read`.
@@ -88,5 +88,5 @@ def tensors_in(path: str | Path) -> Iterator[Any]:
 
 
 def reason(error: Exception) -> str:
-    """Return in words why a file could not be read."""
+    """Reason why a file could not be read, in words."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -72,7 +72,7 @@ def sweep(folder: str | Path) -> None:
 
 
 def refused(path: str | Path, error: OSError | ValueError) -> SaveError:
-    """Return the error to raise when the system refuses to write here."""
+    """The error to raise when the system refuses to write here."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to and has room.')
 

@@ -10,12 +10,15 @@ identity between two blocks, S the shift whose row i has its one in column i - 1
 Frobenius.
 """
 
+from typing import TYPE_CHECKING
+
 from glassformer.handmade.assemble import HeadMatrices, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
 from glassformer.handmade.induction import induction_model, pointer_model, repeated, smeared_induction_model
 from glassformer.handmade.positional import rope_model, virtual_head_model
 from glassformer.handmade.senses import senses_model
 from glassformer.handmade.tables import SkipTrigramTables, bigram_model, keep_in_mind, markov_model, skip_trigram_model
+from glassformer.lazy import renames
 
 __all__ = [
     "HeadMatrices",
@@ -38,3 +41,6 @@ __all__ = [
     "smeared_induction_model",
     "virtual_head_model",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

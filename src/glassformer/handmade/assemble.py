@@ -36,14 +36,14 @@ class HeadMatrices(NamedTuple):
 
     @classmethod
     def zero(cls, d_model: int, d_head: int, d_value: int | None = None) -> "HeadMatrices":
-        """Return a head that looks everywhere alike and writes nothing: a blank to fill, or a bystander."""
+        """A head that looks everywhere alike and writes nothing: a blank to fill, or a bystander."""
         d_value = d_value or d_head
         query, key, value = (torch.zeros(d_model, n, dtype=torch.float64) for n in (d_head, d_head, d_value))
         return cls(query, key, value, torch.zeros(d_value, d_model, dtype=torch.float64))
 
 
 def layout(**sizes: int) -> dict[str, slice]:
-    """Return blocks of coordinates side by side: `layout(token=3, output=3)["output"] == slice(3, 6)`."""
+    """Blocks of coordinates side by side: `layout(token=3, output=3)["output"] == slice(3, 6)`."""
     places: dict[str, slice] = {}
     start = 0
     for name, size in sizes.items():
@@ -119,7 +119,7 @@ def assemble(
 
 
 def plant(model: Decoder, layer: int, head: HeadMatrices) -> Decoder:
-    """Return a copy of a model with one more head, the last of its layer.
+    """A copy of a model with one more head, the last of its layer.
 
     Raises:
         ConfigError: The head's matrices do not have the layer's shapes, or the layer is not one of plain heads: biases,
@@ -161,7 +161,7 @@ def plant(model: Decoder, layer: int, head: HeadMatrices) -> Decoder:
 
 
 def rotated(model: Decoder, seed: int = 0) -> Decoder:
-    """Return a copy whose stream is turned by a random rotation R: what writes becomes W R, what reads R' W.
+    """A copy whose stream is turned by a random rotation R: what writes becomes W R, what reads R' W.
 
     The model's function does not change (logits to rounding), nor does any norm, eigenvalue or composition score;
     single coordinates of the stream stop meaning anything.

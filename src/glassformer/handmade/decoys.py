@@ -10,7 +10,7 @@ from glassformer.numerics import decompositions
 
 
 def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool = True, seed: int = 0) -> HeadMatrices:
-    """Return a head of random weights and large norm.
+    """A head of random weights and large norm.
 
     Its composition with later heads is that of random matrices (ratios around 1 / sqrt(d_model), whatever the size),
     and the eigenvalues of its circuits come in all directions: only who ranks by bare norms finds it first.
@@ -38,7 +38,7 @@ def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool
 
 
 def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: float = 50.0) -> HeadMatrices:
-    """Return a head that would copy whatever it looked at, and always looks at token 0, which it does not copy.
+    """A head that would copy whatever it looked at, and always looks at token 0, which it does not copy.
 
     Its OV circuit W_E OV W_U is `size` times the identity, but for a zero at token 0: by these weights a perfect
     copying head. Its attention is on the first token up to e^-gain, so it adds nothing. The OV circuit cannot tell it

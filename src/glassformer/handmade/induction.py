@@ -188,7 +188,7 @@ def smeared_induction_model(
 def repeated(
     vocab: int = 21, repeats: int = 2, seed: int = 0, batch: int = 1, *, gap: bool = False
 ) -> Int[Tensor, "batch pos"]:
-    """Return token 0 (with `gap`, tokens 0 and 1), then all other tokens in random order, several times over."""
+    """Rows of token 0 (with `gap`, tokens 0 and 1), then all other tokens in random order, several times over."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.arange(1 + gap).expand(batch, -1)
     units = [1 + gap + torch.randperm(vocab - 1 - gap, generator=generator) for _ in range(batch)]

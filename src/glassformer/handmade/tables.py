@@ -85,7 +85,7 @@ class SkipTrigramTables(NamedTuple):
 
 
 def keep_in_mind(n_heads: int = 1) -> SkipTrigramTables:
-    """Return the tables of `keep … in -> mind` and `keep … at -> bay`, for one head or for two.
+    """The tables of `keep … in -> mind` and `keep … at -> bay`, for one head or for two.
 
     One head looks from `in` and from `at` back to `keep` (score 40), and from everywhere else to `<bos>` (score 20),
     which has no effect; having found `keep` it adds 6 to `mind` and to `bay`. It cannot do otherwise: what it adds is

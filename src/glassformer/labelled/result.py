@@ -68,14 +68,14 @@ class Result:
         return None if self._bound is None else self._bound.said()
 
     def noted(self, *notes: Note) -> Self:
-        """Return the result with further notes behind its own."""
+        """The result with further notes behind its own."""
         found = copy.copy(self)
         # fields are what was computed; what is said of them stands beside, and passes a frozen class
         object.__setattr__(found, "_notes", distinct(self._notes, notes))
         return found
 
     def bound(self, bound: Bound | None) -> Self:
-        """Return the result with what it is of; results within it that do not say it are of the same."""
+        """The result with what it is of; results within it that do not say it are of the same."""
         found = copy.copy(self)
         object.__setattr__(found, "_bound", bound)
         if bound is not None:
@@ -89,7 +89,7 @@ class Result:
         return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": of.to_dict()})
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        """Return JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
+        """JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
 
         `notes` and `provenance` come last, if there are any.
 
@@ -111,7 +111,7 @@ class Result:
 
     @classmethod
     def derived_names(cls) -> list[str]:
-        """Return the public properties that promise a labelled tensor or a number: what follows from the fields."""
+        """The public properties that promise a labelled tensor or a number: what follows from the fields."""
         found: list[str] = []
         for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
             made = member.fget.__annotations__.get("return", "")
@@ -123,7 +123,7 @@ class Result:
 
     @classmethod
     def headline_names(cls) -> tuple[str, ...]:
-        """Return `HEADLINE`, or what stands in for it: the fields that promise a labelled tensor, but for spreads."""
+        """Headline of the class, or what stands in for it: fields that promise a labelled tensor, but for spreads."""
         made = {f.name: str(f.type) for f in _fields(cls) if not _ASIDE.search(f.name)}
         return cls.HEADLINE or tuple(name for name, words in made.items() if "Labelled" in words)
 
@@ -131,7 +131,7 @@ class Result:
         return json_text(self.to_dict(), indent=indent, ascii_only=False)
 
     def to_frame(self) -> Any:
-        """Return the first labelled field as a long-form DataFrame; `attrs` hold notes and provenance."""
+        """The first labelled field as a long-form DataFrame; `attrs` hold notes and provenance."""
         for field in _fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Labelled):
@@ -141,7 +141,7 @@ class Result:
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
     def plot(self, *names: str) -> Any:
-        """Return a matplotlib figure of some labelled fields or properties; without names, of what the class says.
+        """A matplotlib figure of some labelled fields or properties; without names, of what the class says.
 
         The latter averages over prompts and samples, and draws results within a result where it has no numbers itself.
 
@@ -157,7 +157,7 @@ class Result:
         return figures.draw(panels, self._title(), overview=not names, notes=told)
 
     def panels(self, *names: str) -> list[figures.Panel]:
-        """Return what `plot` draws, tensor by tensor; numbers without axes stand together."""
+        """Panels that `plot` draws, tensor by tensor; numbers without axes stand together."""
         found = {name: getattr(self, name) for name in self._names(names)}
         panels = [
             figures.Panel(n, v, n in self.SIGNED, n in OF_A_WHOLE)
@@ -206,7 +206,7 @@ class Result:
         return files.write(path, self.to_json(indent=1))
 
     def prompt(self, row: int) -> Self:
-        """Return what the result says of one prompt of several: the batch of that one, without padding.
+        """Result of one prompt of several: the batch of that one, without padding.
 
         Raises:
             ShapeMismatch: It says nothing of single prompts, or there is no such row.
@@ -245,12 +245,12 @@ class Result:
 
 
 def spaced(name: str) -> str:
-    """Return the name of a class as words: `CausalTrace` as `Causal trace`."""
+    """The name of a class as words: `CausalTrace` as `Causal trace`."""
     return re.sub(r"(?<=[a-z])([A-Z])", lambda match: f" {match[1].lower()}", name)
 
 
 def results_within(result: Result) -> list[tuple[str, Result]]:
-    """Return the results among a result's fields, and in their lists and mappings, each under a name."""
+    """The results among a result's fields, and in their lists and mappings, each under a name."""
     found: list[tuple[str, Result]] = []
     for name, value in ((f.name, getattr(result, f.name)) for f in _fields(result)):
         entries = {name: value}

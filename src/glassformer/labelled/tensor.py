@@ -77,7 +77,7 @@ class Labelled:
         return self.shape[self.dim(axis)]
 
     def dim(self, axis: str) -> int:
-        """Return the dimension an axis name stands for; raises `UnknownAxis`."""
+        """The dimension an axis name stands for; raises `UnknownAxis`."""
         if axis not in self.axes:
             raise UnknownAxis(f'no axis "{axis}".{nearest(axis, self.axes)} Axes: {" ".join(self.axes)}.')
         return self.axes.index(axis)
@@ -106,7 +106,7 @@ class Labelled:
         return found
 
     def is_real(self) -> Tensor | None:
-        """Return where values are no padding, in a shape that broadcasts with them; None if all of them are."""
+        """Mask of values that are no padding, in a shape that broadcasts with them; None if all of them are."""
         found = None
         for axis, by_row in self.rows.items():
             if self._is_padded(axis):
@@ -116,7 +116,7 @@ class Labelled:
         return found
 
     def blanked(self) -> "Labelled":
-        """Return the same with NaN at padding, where numbers are no integers."""
+        """Copy with NaN at padding, where numbers are no integers."""
         real = self.is_real()
         if real is None or not self.values.dtype.is_floating_point:
             return self
@@ -125,7 +125,7 @@ class Labelled:
     def top(
         self, k: int = 10, *, largest: bool = True, by_size: bool = False
     ) -> list[tuple[tuple[Coordinate, ...], float]]:
-        """Return the k largest (smallest, or largest in absolute value) entries as (coordinates, value)."""
+        """The k largest (smallest, or largest in absolute value) entries as (coordinates, value)."""
         flat, real = self.values.detach().flatten(), self.is_real()
         there = None if real is None else real.expand(self.shape).flatten().nonzero()[:, 0]
         flat = flat if there is None else flat[there]
@@ -137,7 +137,7 @@ class Labelled:
         return found
 
     def to_frame(self) -> Any:
-        """Return a long-form pandas DataFrame with one column per axis and one called `value`; padding is left out."""
+        """A long-form pandas DataFrame with one column per axis and one called `value`; padding is left out."""
         import pandas as pd
 
         labels = [self.labels(axis) for axis in self.axes]
@@ -160,7 +160,7 @@ class Labelled:
         return xarray.DataArray(_wide(self.blanked().values).numpy(), coords=coords, dims=self.axes)
 
     def plot(self, title: str = "") -> Any:
-        """Return a matplotlib figure: bars or a line for one axis, a map for two, several maps for more.
+        """A matplotlib figure: bars or a line for one axis, a map for two, several maps for more.
 
         Raises:
             MissingExtra: matplotlib is not installed.
@@ -169,7 +169,7 @@ class Labelled:
         return figures.draw([figures.Panel("", self)], title)
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        """Return JSON data: axes, coordinates and nested lists of values.
+        """JSON data: axes, coordinates and nested lists of values.
 
         What is not finite becomes null, and so does padding; complex values become pairs, and `complex` says so. `rows`
         holds the labels of axes that differ by row, if there are any.

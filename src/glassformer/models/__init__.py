@@ -1,5 +1,8 @@
 """Blocks, stacks and whole models; presets, generation and accounting."""
 
+from typing import TYPE_CHECKING
+
+from glassformer.lazy import renames
 from glassformer.models.adaptive_softmax import AdaptiveSoftmax
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
@@ -35,3 +38,6 @@ __all__ = [
     "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
     "written_before",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

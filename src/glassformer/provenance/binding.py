@@ -78,7 +78,7 @@ class Provenance:
         return dataclasses.replace(self, input=given(inputs))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data."""
+        """JSON data."""
         return dataclasses.asdict(self) | {"input": [dataclasses.asdict(one) for one in self.input]}
 
     @classmethod
@@ -111,13 +111,13 @@ class Binding:
         self._digest = known_digest(model, self._state)
 
     def of(self, analysis: str, inputs: Sequence[Any] = (), seed: int | None = None) -> Self:
-        """Return the binding of a result made from one that is bound."""
+        """The binding of a result made from one that is bound."""
         found = copy.copy(self)
         found.analysis, found.inputs, found.seed = analysis, (*self.inputs, *inputs), seed
         return found
 
     def reading(self, inputs: Sequence[Any]) -> Self:
-        """Return the binding of a part of what was read."""
+        """The binding of a part of what was read."""
         found = copy.copy(self)
         found.inputs = tuple(inputs)
         return found

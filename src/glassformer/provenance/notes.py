@@ -27,7 +27,7 @@ class Note:
         return " ".join(spoken(part) for part in (self.seen, self.meaning, self.advice) if part)
 
     def to_dict(self) -> dict[str, str]:
-        """Return JSON data: `seen`, `meaning`, `advice`, to be read one after the other."""
+        """JSON data: `seen`, `meaning`, `advice`, to be read one after the other."""
         return asdict(self)
 
     @classmethod
@@ -68,12 +68,12 @@ def tell(notes: Iterable[Note]) -> None:
 
 
 def distinct(*groups: Iterable[Note]) -> tuple[Note, ...]:
-    """Return the notes of several groups in their order, each once."""
+    """The notes of several groups in their order, each once."""
     return tuple(dict.fromkeys(note for group in groups for note in group))
 
 
 def length_note(length: int, trained: int | None) -> tuple[Note, ...]:
-    """Return what to know of a text that is longer than the rows a model was trained on: one note, or none.
+    """Note on a text that is longer than the rows a model was trained on: one, or none.
 
     Args:
         length: Tokens of the text.
@@ -87,7 +87,7 @@ def length_note(length: int, trained: int | None) -> tuple[Note, ...]:
 
 
 def outgrown_note(trained: int) -> Note:
-    """Return what to know of a text that became longer than the rows a model was trained on while it was generated."""
+    """Note on a text that became longer than the rows a model was trained on while it was generated."""
     seen = sentence("The text has outgrown the {trained:,} tokens that the model was trained on.", trained=trained)
     advice = sentence("Generate fewer tokens, or go by those before position {trained}.", trained=trained)
     return Note(seen, _beyond(trained), advice)

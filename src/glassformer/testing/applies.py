@@ -198,7 +198,7 @@ def sub_layers() -> dict[str, Made]:
 
 
 def models() -> dict[str, Made]:
-    """Return the tiny models of every architecture, and a module of plain PyTorch under our names."""
+    """The tiny models of every architecture, and a module of plain PyTorch under our names."""
     names = (*ARCHITECTURES, *ENCODERS, *RECURRENT, *ALTERNATING)
     known: dict[str, Made] = {name: partial(subject, name) for name in names}
     return known | {"module with a spec": plain}

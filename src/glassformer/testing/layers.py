@@ -206,7 +206,7 @@ def randomise(module: M, seed: int = 0, std: float = 0.4) -> M:
 
 
 def stream(batch: int, length: int, seed: int = 0, d_model: int = D_MODEL) -> Tensor:
-    """Return a random residual stream in float64."""
+    """A random residual stream in float64."""
     generator = torch.Generator().manual_seed(seed + 1)
     return torch.randn(batch, length, d_model, generator=generator, dtype=torch.float64)
 

@@ -282,7 +282,7 @@ class Subject:
         return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
 
     def batch(self) -> Batch:
-        """Return the inputs as a batch whose targets are the next tokens, or any where outputs are other tokens.
+        """The inputs as a batch whose targets are the next tokens, or any where outputs are other tokens.
 
         Of an encoder every third token is masked, by token 0, and asked for.
         """

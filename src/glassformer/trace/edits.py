@@ -76,11 +76,11 @@ class At:
         return [axis for axis in axes if not isinstance(self.where.get(axis), int)]
 
     def entries(self, axis: str, size: int) -> list[int]:
-        """Return which entries of an axis of some length are addressed, in order."""
+        """Addressed entries of an axis of some length, in order."""
         return sorted(set(entries(self.where.get(axis, slice(None)), size, f"At: {axis}")))
 
     def take(self, value: Tensor, site: Site) -> Tensor:
-        """Return the addressed part."""
+        """The addressed part."""
         if not self.where:
             return value
         for dim, where in reversed(self._by_dimension(value, site)):
@@ -93,11 +93,11 @@ class At:
         return value
 
     def borrow(self, run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
-        """Return the addressed part of what a run read at this site; raises `SiteNotRead` or `ShapeMismatch`."""
+        """The addressed part of what a run read at this site; raises `SiteNotRead` or `ShapeMismatch`."""
         return self.take(_whole(run, site), site)
 
     def put(self, value: Tensor, part: Tensor, site: Site) -> Tensor:
-        """Return a copy of `value` with the addressed part replaced."""
+        """A copy of `value` with the addressed part replaced."""
         if not self.where:
             return part.expand_as(value).to(value.dtype)
         copy = value.clone()
@@ -165,7 +165,7 @@ class Edit(ABC):
         self.at.check(site)
 
     def lent_by(self, name: str, site: Site) -> "Edit":
-        """Return the edit with what a run read of one head in place of the run, if it did not read the whole site."""
+        """The edit with what a run read of one head in place of the run, if it did not read the whole site."""
         run = getattr(self, "value", None)
         read = getattr(run, "values", None)
         run = read if isinstance(read, Mapping) else run
@@ -177,12 +177,12 @@ class Edit(ABC):
         return replace(self, value=self.at.take(value, replace(site, axes=tuple(whole))))  # type: ignore[call-arg]
 
     def entries(self, axis: str, size: int) -> list[int]:
-        """Return which entries of an axis of some length the edit may change, in order."""
+        """Entries of an axis of some length that the edit may change, in order."""
         return self.at.entries(axis, size)
 
     @abstractmethod
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
-        """Return what the addressed part becomes.
+        """Value that the addressed part becomes.
 
         Args:
             part: The part.
@@ -192,7 +192,7 @@ class Edit(ABC):
         """
 
     def fit(self, value: Any, part: Tensor, site: Site) -> Tensor:
-        """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`.
+        """A number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`.
 
         A number and a vector along the last axis go everywhere, and so does a tensor along those of its axes that have
         one entry. What a run read has to be as long as the part along all axes but the batch.

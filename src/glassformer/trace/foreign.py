@@ -92,16 +92,16 @@ class Foreign(nn.Module):
         return self._parts is not None
 
     def parts(self) -> Any:
-        """Return a model of ours that holds the module's weights; None if it is not known what it is made of."""
+        """A model of ours that holds the module's weights; None if it is not known what it is made of."""
         return None if self._parts is None else self._parts()
 
     def sites(self, glob: str = "*") -> SiteTable:
-        """Return the site table, or the part of it that a glob covers."""
+        """The site table, or the part of it that a glob covers."""
         table = self._table
         return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})
 
     def forward(self, *args: Any, tape: Tape | None = None, **kwargs: Any) -> Any:
-        """Return what the module returns, reading and editing on the way."""
+        """Output of the module, reading and editing on the way."""
         if tape is None:
             return self.module(*args, **kwargs)
         with self._hooked(tape):
@@ -153,7 +153,7 @@ def is_named(model: Any) -> TypeGuard[Foreign]:
 
 
 def parts_of(model: Any) -> Any:
-    """Return what analyses of parts look at: a foreign module's parts if they are known, else the model itself."""
+    """Parts that analyses look at: a foreign module's if they are known, else the model itself."""
     return model.parts() if isinstance(model, Foreign) and model.has_parts else model
 
 

@@ -26,7 +26,7 @@ _AXES = ("head", "kv_head")
 
 
 def head_label(stack: str, part: str, layer: int, head: int) -> str:
-    """Return how a head is called in results: `L3H5`, `L3X5` in cross-attention, `enc L3H5` in an encoder.
+    """Label of a head in results: `L3H5`, `L3X5` in cross-attention, `enc L3H5` in an encoder.
 
     A block's second attention part of a kind (`attn_1`) appends `#2`.
     """
@@ -36,7 +36,7 @@ def head_label(stack: str, part: str, layer: int, head: int) -> str:
 
 
 def key_head_label(stack: str, part: str, layer: int, heads: range) -> str:
-    """Return how a key head is called in results: by its readers, `L3H5`, or `L3H4, L3H5` if two share it."""
+    """Label of a key head in results: by its readers, `L3H5`, or `L3H4, L3H5` if two share it."""
     return ", ".join(head_label(stack, part, layer, head) for head in heads)
 
 
@@ -76,7 +76,7 @@ class HeadAddress:
 
     @classmethod
     def parse(cls, text: str) -> "HeadAddress | None":
-        """Return what a text addresses; None if it is no head's label."""
+        """Address that a text stands for; None if it is no head's label."""
         found = _LABEL.fullmatch(text)
         if found is None:
             return None
@@ -90,7 +90,7 @@ class HeadAddress:
         return head_label(self.stack, self.part, self.layer, self.head)
 
     def locate(self, table: Mapping[str, Site], at: At) -> list[Located]:
-        """Return the sites and parts this stands for, in the order of the forward pass.
+        """The sites and parts this stands for, in the order of the forward pass.
 
         Args:
             table: Sites by name.
@@ -170,7 +170,7 @@ class HeadAddress:
 
 
 def head_labels(table: Mapping[str, Site]) -> list[str]:
-    """Return the labels of all heads that a site table has values of, in the order of the forward pass."""
+    """The labels of all heads that a site table has values of, in the order of the forward pass."""
     found: dict[str, None] = {}
     for site in table.values():
         if site.layer is not None and site.role in _ROLES and "head" in site.sizes:

@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 def growing_axes(site: Site) -> tuple[str, ...]:
-    """Return the axes of a site that count tokens of the text that grows; an encoder's text does not."""
+    """The axes of a site that count tokens of the text that grows; an encoder's text does not."""
     return tuple(axis for axis in site.axes if axis in ("pos", "query", "key") and not site.reads_source(axis))
 
 
@@ -56,7 +56,7 @@ def of_single_rows(edit: Edit, site: Site) -> bool:
 
 
 def settled(edit: Edit, site: Site, batch: int) -> Edit:
-    """Return an edit, placed at a site, with all that it takes from a run looked up.
+    """An edit, placed at a site, with all that it takes from a run looked up.
 
     Args:
         edit: Of a text that grows.
@@ -92,7 +92,7 @@ def require_there(at: At, site: Site, batch: int) -> None:
 
 
 def in_pass(edit: Edit, site: Site, columns: Columns) -> list[Edit]:
-    """Return what a settled edit is in one pass: nothing, if the positions it is of are none that the pass reads.
+    """Edit of a settled one in one pass: nothing, if the positions it is of are none that the pass reads.
 
     Rows that begin at different columns have an edit each.
     """

@@ -50,7 +50,7 @@ class Site:
         layer: int | None = None,
         **more: Any,
     ) -> "Site":
-        """Return a site whose name says where it lies: the only place that takes names apart."""
+        """A site whose name says where it lies: the only place that takes names apart."""
         *path, quantity = name.split(".")
         inside = path.index("blocks") if "blocks" in path else None
         # before the blocks, or before the last word, stands the stack; behind the block's number the sub-layer
@@ -81,12 +81,12 @@ class Site:
         return self.stack == "encoder" or (axis == "key" and self.crosses)
 
     def shape(self) -> str:
-        """Return the shape as text: fixed lengths as numbers, the others by axis name."""
+        """The shape as text: fixed lengths as numbers, the others by axis name."""
         return " ".join(f"{axis}={self.sizes[axis]}" if axis in self.sizes else axis for axis in self.axes)
 
 
 def role_of(part: str) -> str:
-    """Return what a part of a block does, by its name: the role it was named after, numbered from the second on."""
+    """Role of a part of a block, by its name: the role it was named after, numbered from the second on."""
     return part.partition("_")[0]
 
 
@@ -133,7 +133,7 @@ def by_short_name(table: Mapping[str, Site], short: str) -> dict[int, Site]:
 
 
 def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
-    """Return the sites of blocks that go by a short name, by layer; raises `UnknownSite` if there are none."""
+    """The sites of blocks that go by a short name, by layer; raises `UnknownSite` if there are none."""
     found = by_short_name(table, short)
     if not found:
         words, inside = _of_stack(table, short)

@@ -35,7 +35,7 @@ class SiteTable(dict[str, Site]):
         self._matched: dict[str, list[str]] = {}
 
     def match(self, glob: str) -> list[str]:
-        """Return the names of the sites that are asked for, in order.
+        """The names of the sites that are asked for, in order.
 
         Args:
             glob: A name; a glob, `blocks.*.z`; a short name, of all layers that have it, `pattern` or `attn.out`; or a
@@ -59,7 +59,7 @@ class SiteTable(dict[str, Site]):
         return list(names)
 
     def locate(self, name: str, at: At | None = None) -> list[Located]:
-        """Return the sites and parts that a name, a glob, a short name, or a head's label and a quantity stand for.
+        """The sites and parts that a name, a glob, a short name, or a head's label and a quantity stand for.
 
         Raises:
             UnknownSite: There is none.
@@ -71,7 +71,7 @@ class SiteTable(dict[str, Site]):
         return [Located(found, self[found], at) for found in self.match(name)]
 
     def place(self, edit: "EditLike") -> list[tuple[Site, Edit]]:
-        """Return an edit once per site it is of, addressed by the site's name and a part; raises as `locate`."""
+        """An edit once per site it is of, addressed by the site's name and a part; raises as `locate`."""
         edit = _edit(edit)
         found: list[tuple[Site, Edit]] = []
         for name, site, at, of in self.locate(edit.site, edit.at):
@@ -142,7 +142,7 @@ class Request:
     of: str = ""
 
     def described(self, extra: At) -> str:
-        """Return a name that says which part it is, and by what function it is reduced."""
+        """A name that says which part it is, and by what function it is reduced."""
         reduce = self.read.reduce
         parts = [f"{axis}={where}" for axis, where in extra.where.items()]
         parts += [] if reduce is None else [getattr(reduce, "__name__", type(reduce).__name__)]
@@ -242,7 +242,7 @@ class Tape:
         return name in self.edits and isinstance(self.edits[name][0], Set) and not self.edits[name][0].at
 
     def entries(self, name: str, axis: str) -> list[int]:
-        """Return which entries of an axis of fixed length the edits at a site may change, in order."""
+        """Entries of an axis of fixed length that the edits at a site may change, in order."""
         size = self.table[name].sizes[axis]
         return sorted({entry for edit in self.edits.get(name, ()) for entry in edit.entries(axis, size)})
 

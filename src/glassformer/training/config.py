@@ -61,13 +61,13 @@ class TrainConfig(Config):
             require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
 
     def identity(self) -> str:
-        """Return what tells recipes apart, as JSON: all of it but where it runs."""
+        """Identity of a recipe, as JSON: all of it but where it runs."""
         told = {"format": FORMAT_VERSION} | self.to_dict()
         del told["device"]
         return json_text(told, indent=2)
 
     def on_text(self, *sources: str) -> Self:
-        """Return the recipe on other text, for training and for the held-out loss alike.
+        """The recipe on other text, for training and for the held-out loss alike.
 
         Args:
             sources: Files, folders, globs or named corpora, as in `TextConfig`.

@@ -33,7 +33,7 @@ def forget_after(folder: Path, step: int) -> None:
 
 @checked
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's (or a shipped model's) metrics.jsonl.
+    """The lines of a run's (or a shipped model's) metrics.jsonl.
 
     Raises:
         RunFolderError: There is none, or it is damaged.

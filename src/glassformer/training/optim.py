@@ -58,7 +58,7 @@ class OptimConfig(Config):
         require(self.lr <= most, f"optim: lr is too large for weights in float32: at most {most:.2g}, found {self.lr}.")
 
     def rate(self, step: int, steps: int, d_model: int) -> float:
-        """Return the learning rate of a step, counted from 1."""
+        """The learning rate of a step, counted from 1."""
         s = max(step, 1)
         if self.schedule == "noam":
             return self.lr * d_model**-0.5 * min(s**-0.5, s * max(self.warmup, 1) ** -1.5)
@@ -69,7 +69,7 @@ class OptimConfig(Config):
         return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return AdamW over two groups, what is decayed and what is not; fused on accelerators that have that."""
+        """AdamW over two groups, what is decayed and what is not; fused on accelerators that have that."""
         decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | LinearMaps)}
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [

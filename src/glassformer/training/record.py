@@ -72,7 +72,7 @@ class RunFolder:
         self.close()
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the checkpoint to go on from; learning its merges again would only take time.
+        """The tokenizer of the checkpoint to go on from; learning its merges again would only take time.
 
         Raises:
             CheckpointError: It is damaged.
@@ -92,7 +92,7 @@ class RunFolder:
         files.write_all(self.path, stale)
 
     def resumable(self) -> Path | None:
-        """Return this run's newest checkpoint that has its optimizer's state."""
+        """Newest checkpoint of this run that has its optimizer's state."""
         return _resumable(self.path)
 
     def save(self, step: int, model: Any, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:

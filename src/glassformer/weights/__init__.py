@@ -38,7 +38,7 @@ __all__ = [
 def of(
     model: ModuleLike, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None
 ) -> HeadWeights:
-    """Return a model's matrices, head by head.
+    """Per-head matrices of a model: `HeadWeights`, as views on the live parameters.
 
     Args:
         model: A `Decoder`, an `Encoder`, an `EncoderDecoder`, or a module whose spec says what it is made of
@@ -64,5 +64,5 @@ def of(
 
 @checked
 def matrices(model: WeightsLike) -> HeadWeights:
-    """Return a model's folded matrices, or weights as they are given: what analyses of weights start from."""
+    """Matrices that analyses of weights start from: those of a model, folded, or weights as they are given."""
     return model if isinstance(model, HeadWeights) else of(model, fold=True)

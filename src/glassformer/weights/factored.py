@@ -140,19 +140,19 @@ class Factored:
         return Factored(left.movedim(-3, -2).flatten(-2), right.flatten(-3, -2))
 
     def rows(self, ids: Int[Tensor, " k"] | slice | int) -> Tensor:
-        """Return some rows, dense: `*batch k columns` (an integer drops the axis)."""
+        """Some rows, dense: `*batch k columns` (an integer drops the axis)."""
         if isinstance(ids, int):
             return (self.left[..., ids, None, :] @ self.right).squeeze(-2)
         return self.left[..., ids, :] @ self.right
 
     def columns(self, ids: Int[Tensor, " k"] | slice | int) -> Tensor:
-        """Return some columns, dense: `*batch rows k` (an integer drops the axis)."""
+        """Some columns, dense: `*batch rows k` (an integer drops the axis)."""
         if isinstance(ids, int):
             return (self.left @ self.right[..., ids, None]).squeeze(-1)
         return self.left @ self.right[..., ids]
 
     def diagonal(self) -> Float[Tensor, "*batch n"]:
-        """Return the diagonal of square matrices without building them."""
+        """The diagonal of square matrices without building them."""
         self._square("diagonal")
         return (self.left * self.right.mT).sum(-1)
 
@@ -161,24 +161,24 @@ class Factored:
         return torch.einsum("...nr,...rn->...", self.left, self.right)
 
     def norm(self) -> Float[Tensor, "*batch"]:
-        """Return the Frobenius norm.
+        """The Frobenius norm.
 
         It is taken of the product of the factors' triangular parts: the Gram form would square the condition number.
         """
         return self._core()[2].norm(dim=(-2, -1))
 
     def singular_values(self) -> Float[Tensor, "*batch rank"]:
-        """Return the singular values that are not zero by construction, in falling order."""
+        """The singular values that are not zero by construction, in falling order."""
         return decompositions.singular_values(self._core()[2])
 
     def svd(self) -> Svd:
-        """Return the singular value decomposition, `rank` values."""
+        """The singular value decomposition, `rank` values."""
         q_left, q_right, core = self._core()
         u, s, vh = decompositions.svd(core)
         return Svd(q_left @ u, s, q_right @ vh.mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*batch rank"]:
-        """Return the eigenvalues of square matrices that are not zero by construction: those of right @ left."""
+        """The eigenvalues of square matrices that are not zero by construction: those of right @ left."""
         self._square("eigenvalues")
         small = self.right @ self.left
         # half-precision eigenvalues do not exist in LAPACK
@@ -191,7 +191,7 @@ class Factored:
         return Factored(left, right)
 
     def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False, block: int = BLOCK) -> Entries:
-        """Return the k largest entries of each matrix (smallest, or largest in absolute value).
+        """The k largest entries of each matrix (smallest, or largest in absolute value).
 
         Products that fit into a block are made whole, as many at once as fit; larger ones a block at a time, without
         what cannot be among the k best: see `weights.largest`. Beside copies of one matrix's factors it takes room for

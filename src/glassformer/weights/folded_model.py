@@ -32,7 +32,7 @@ from glassformer.weights.stream import HeadWeights, views
 
 @checked
 def folded(model: ModelLike) -> Any:
-    """Return a model of a model's folded weights, in evaluation mode; the model itself stays as it is.
+    """A model of a model's folded weights, in evaluation mode; the model itself stays as it is.
 
     Log-probabilities are the same. Logits are shifted by a constant per position, since the unembedding is centred over
     the vocabulary, unless they are soft-capped or a readout stands before it. `weights.fold` lists what stays in place.

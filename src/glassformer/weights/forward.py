@@ -39,7 +39,7 @@ def logits(
     source_lengths: Any = None,
     source_mask: Any = None,
 ) -> Float[Tensor, "batch pos vocab"]:
-    """Return the logits that these matrices give, before any soft cap; of a factored output layer the inner ones.
+    """The logits that these matrices give, before any soft cap; of a factored output layer the inner ones.
 
     Args:
         w: Weights, folded or augmented or as they are.

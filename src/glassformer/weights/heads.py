@@ -156,7 +156,7 @@ class AttentionWeights:
         )  # fmt: skip
 
     def ov(self) -> Factored:
-        """Return what each head moves: out = pattern @ x @ OV. Batch axes: `head`.
+        """OV circuit of each head, what it moves: out = pattern @ x @ OV. Batch axes: `head`.
 
         Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included.
 
@@ -168,7 +168,7 @@ class AttentionWeights:
         return Factored(value if self.gain is None else value * self.gain[:, None], self.written())
 
     def written(self) -> Float[Tensor, "head d_value d_model"]:
-        """Return O as the stream sees it: behind the norm of a sandwich block (up to its scale), else O itself."""
+        """O as the stream sees it: behind the norm of a sandwich block (up to its scale), else O itself."""
         if self.after is None:
             return self.O
         return self._centre(self.O) * self.after
@@ -182,7 +182,7 @@ class AttentionWeights:
         return torch.cat((body, write[..., -1:]), -1) if self.augmented else body
 
     def qk(self, offset: Offset = None, scales: HeadScales | None = None) -> Factored:
-        """Return where each head looks from: score = x @ QK @ y * scale. Batch axes: `head`, `head stream` for two.
+        """QK circuit of each head: score = x @ QK @ y * scale. Batch axes: `head`, `head stream` for two.
 
         Where queries and keys are normed this is up to what the norms divide by, a positive number for each query and
         each key; with these numbers it is the score. Where scores are capped it is the raw score, before the cap.
@@ -205,7 +205,7 @@ class AttentionWeights:
         )
 
     def norm(self, side: Side) -> HeadNorm | None:
-        """Return the norm that queries or keys pass, or None."""
+        """The norm that queries or keys pass, or None."""
         return None if self.bare else self.module.projection.norm_of(side)
 
     @property
@@ -214,17 +214,17 @@ class AttentionWeights:
         return self.norm("query") is not None or self.norm("key") is not None
 
     def across(self, side: Side) -> "AttentionWeights":
-        """Return the whole layer where the norm of one head's queries or keys is one of all heads; else itself."""
+        """The whole layer where the norm of one head's queries or keys is one of all heads; else itself."""
         norm = self.norm(side)
         return self if self.whole is None or norm is None or not norm.couples_heads else self.whole
 
     def looking(self, side: Side) -> Float[Tensor, "head *stream d_model d_head"]:
-        """Return Q or K with what the norm behind it does folded in, all but its scale: itself without a norm."""
+        """Q or K with what the norm behind it does folded in, all but its scale: itself without a norm."""
         every = self.across(side)
         return self.of_across(side, every.unscaled(side, every.Q if side == "query" else every.K))
 
     def unscaled(self, side: Side, rows: Float[Tensor, "head *stream n d_head"]) -> Tensor:
-        """Return queries or keys behind their norm, up to its scale and without its bias; rows of Q or K likewise.
+        """Queries or keys behind their norm, up to its scale and without its bias; rows of Q or K likewise.
 
         Of one head whose norm is one of all, ask the whole layer: see `across`.
         """
@@ -235,7 +235,7 @@ class AttentionWeights:
         return _as_weights(norm.unscaled(_as_values(rows), which).detach())
 
     def divisor(self, side: Side, rows: Float[Tensor, "head *stream n d_head"]) -> Float[Tensor, "head *stream n"]:
-        """Return what the norm of queries or keys divides by, of rows as they are projected; ones without a norm.
+        """Divisor of queries or keys: what their norm divides by, of rows as they are projected; ones without a norm.
 
         Of one head whose norm is one of all, ask the whole layer: see `across`.
         """
@@ -245,7 +245,7 @@ class AttentionWeights:
         return _as_weights(norm.scale(_as_values(rows))[..., None]).detach()[..., 0]
 
     def shift(self, side: Side) -> Float[Tensor, "head *stream d_head"] | None:
-        """Return the bias of the norm of queries or keys, which nothing divides; None without one."""
+        """The bias of the norm of queries or keys, which nothing divides; None without one."""
         norm = self.norm(side)
         if norm is None or norm.bias is None:
             return None
@@ -259,7 +259,7 @@ class AttentionWeights:
         return rows if self.across(side) is self else rows[self._index(side)]
 
     def expanded(self, side: Side, rows: Float[Tensor, " head *n"]) -> Float[Tensor, " _ *n"]:
-        """Return rows by query head: keys once for each query head that uses them."""
+        """Rows by query head: keys once for each query head that uses them."""
         if side == "query":
             return rows
         rows = rows[self.group] if len(self.K) != len(self.Q) else rows
@@ -292,7 +292,7 @@ class AttentionWeights:
         return torch.cat((matrix[..., :-1, :], constant), -2)
 
     def rotated(self, q: Float[Tensor, "*n d_head"], offset: Offset) -> Float[Tensor, "*n d_head"]:
-        """Return queries, or the rows of Q, as they meet a key at an offset (or the mean over several)."""
+        """Queries, or the rows of Q, as they meet a key at an offset (or the mean over several)."""
         self.require_bilinear("QK circuits")
         positions = self.module.positions
         if not positions.rotates:
@@ -412,7 +412,7 @@ UP_TO_SCALES = Note(
 def attention_views(
     layer: AttentionLayer, stack: str = "", part: str = "attn", after: Norm | None = None
 ) -> AttentionWeights:
-    """Return the matrices of one attention layer as views on its parameters.
+    """The matrices of one attention layer as views on its parameters.
 
     Args:
         layer: The layer.

@@ -54,7 +54,7 @@ def largest(
     block: int,
     coarse: bool | None = None,
 ) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
-    """Return the k largest entries (in absolute value if `by_size`) and their indices in the flattened product.
+    """The k largest entries (in absolute value if `by_size`) and their indices in the flattened product.
 
     Args:
         left: One factor, in float32 or float64.

@@ -158,18 +158,18 @@ class HeadWeights:
         return len(self.attention)
 
     def of_stack(self, stack: str | None = None) -> tuple[AttentionWeights, ...]:
-        """Return the self-attention layers of a stack; that of the logits by default."""
+        """The self-attention layers of a stack; that of the logits by default."""
         stack = self.stack if stack is None else stack
         return tuple(a for a in self.attention if a.stack == stack and not a.crosses)
 
     def read(self, rows: Float[Tensor, "n d_model"], layer: AttentionWeights) -> Float[Tensor, "n d_model"]:
-        """Return rows of the stream as a layer's queries see them: through the norm before it."""
+        """Rows of the stream as a layer's queries see them: through the norm before it."""
         return self.normed(rows, self.norm_before(layer))
 
     def normed(
         self, rows: Float[Tensor, "*n d_model"], norm: Norm | None, scale: Tensor | None = None, *, bias: bool = True
     ) -> Float[Tensor, "*n d_model"]:
-        """Return rows of the stream through a norm, less what was folded away.
+        """Rows of the stream through a norm, less what was folded away.
 
         Args:
             rows: Rows, or addends of rows if their common scale is given.
@@ -188,7 +188,7 @@ class HeadWeights:
         return body if one is None else torch.cat((body, one), -1)
 
     def sources(self, layer: AttentionWeights) -> tuple[Source, ...]:
-        """Return what a layer's queries and keys can be made of, as far as weights alone tell."""
+        """Sources that a layer's queries and keys can be made of, as far as weights alone tell."""
         biased = any(self._has_bias(layer, side) for side in ("query", "key"))
         there: dict[Source, bool] = {"token": True, "position": self._positions(layer) is not None, "bias": biased}
         return tuple(source for source, found in there.items() if found)
@@ -196,7 +196,7 @@ class HeadWeights:
     def projected(
         self, layer: AttentionWeights, side: Side, source: Source = "token"
     ) -> Float[Tensor, "head *stream n d_head"]:
-        """Return the queries or keys that tokens, positions or the bias contribute, one row each, by query head.
+        """The queries or keys that tokens, positions or the bias contribute, one row each, by query head.
 
         Tokens are read through the layer's norm as if the stream held only them: exact for the first layer. Where
         positions are added to the stream, both are divided by one scale, the mean over tokens (and positions), so that
@@ -224,7 +224,7 @@ class HeadWeights:
     def looked(
         self, layer: AttentionWeights, side: Side, rows: Float[Tensor, "n d_model"]
     ) -> Float[Tensor, "head *stream n d_head"]:
-        """Return the queries or keys that a layer makes of rows it reads, by query head.
+        """The queries or keys that a layer makes of rows it reads, by query head.
 
         Behind a norm of their own they are whole, biases included; without one biases are left out.
         """
@@ -277,7 +277,7 @@ class HeadWeights:
         *,
         offset: Offset = None,
     ) -> Factored:
-        """Return the full QK circuit: the score each query token (or position, or the bias) gives to each key.
+        """Full QK circuit: the score each query token (or position, or the bias) gives to each key.
 
         The score's scale is included. Only differences within a row mean anything: softmax ignores what a query gives
         to all keys. See `projected` for what is exact.
@@ -295,7 +295,7 @@ class HeadWeights:
         return Factored(q, self.projected(layer, "key", key).mT) * layer.scale
 
     def full_ov(self, head: str | int, source: Literal["token", "position"] = "token") -> Factored:
-        """Return the full OV circuit: how much attending to a source raises each logit, per unit of attention.
+        """Full OV circuit: how much attending to a source raises each logit, per unit of attention.
 
         The final norm's scale is left at one, so what can be compared is one row with itself and one head with another.
 
@@ -313,7 +313,7 @@ class HeadWeights:
         return (self.source_rows(layer, "value", source) @ layer.ov()) @ self.read_out()
 
     def direct(self) -> Factored:
-        """Return the direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
+        """Direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
 
         Exact, biases added, for a model without layers; position vectors are left out.
         """
@@ -321,7 +321,7 @@ class HeadWeights:
         return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
-        """Return the unembedding with the final norm's gain and centring, if they are not in there yet."""
+        """The unembedding with the final norm's gain and centring, if they are not in there yet."""
         self.model.unembed.require_linear("reading logits off the stream")
         final = self.final_norm()
         if self.folded or final.identity:
@@ -346,7 +346,7 @@ class HeadWeights:
         return self.model.reads_ahead(stack)
 
     def entry_norm(self, stack: str) -> Norm | None:
-        """Return the norm that token and position vectors pass together on their way into a stack, or None.
+        """The norm that token and position vectors pass together on their way into a stack, or None.
 
         Where no positions are added, such a norm acts on each token's vector by itself, and `embeddings` are behind it.
         """
@@ -363,11 +363,11 @@ class HeadWeights:
             )
 
     def final_norm(self) -> Norm:
-        """Return the norm before the unembedding."""
+        """The norm before the unembedding."""
         return self.model.output_stack.final
 
     def norm_before(self, layer: AttentionWeights) -> Norm | None:
-        """Return the norm a layer reads the stream through; None in post-norm blocks."""
+        """The norm a layer reads the stream through; None in post-norm blocks."""
         return self.sub_layers[layer.path].before
 
     def _positions(self, layer: AttentionWeights) -> Tensor | None:
@@ -442,7 +442,7 @@ class HeadWeights:
         return self.tables[layer.stack] is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
 
     def source_scale(self, layer: AttentionWeights) -> Tensor | None:
-        """Return what token and position vectors are divided by: None for each its own scale.
+        """Scale that token and position vectors are divided by: None for each its own.
 
         Where positions are in the stream it is the mean, over tokens at positions taken in turn, of what the layer's
         norm divides by.
@@ -474,7 +474,7 @@ WeightsLike = ModuleLike | HeadWeights
 
 
 def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights:
-    """Return the matrices of a model, or of some of its blocks, as views on its parameters where these are wide."""
+    """The matrices of a model, or of some of its blocks, as views on its parameters where these are wide."""
     model = require_model(parts_of(model), "weights.of")
     n = max(len(stack.blocks) for stack in model.stacks.values())
     unknown = [i for i in layers or () if not 0 <= i < n]

@@ -34,7 +34,7 @@ class Sentence(str):
 
 
 def sentence(template: str, /, **values: Any) -> Sentence:
-    """Return English words to be kept and said later: `sentence("{n} of {all} layers", n=1, all=4)`.
+    """English words to be kept and said later: `sentence("{n} of {all} layers", n=1, all=4)`.
 
     Args:
         template: The words with a slot in braces for each value; without values, braces are braces.
@@ -46,7 +46,7 @@ def sentence(template: str, /, **values: Any) -> Sentence:
 
 
 def listed(parts: Sequence[str], *, commas: bool = False) -> Sentence:
-    """Return parts as one sentence, with semicolons between, or commas."""
+    """Parts as one sentence, with semicolons between, or commas."""
 
     def joined(one: Sentence, other: Sentence) -> Sentence:
         return sentence("{one}, {other}" if commas else "{one}; {other}", one=one, other=other)
@@ -55,7 +55,7 @@ def listed(parts: Sequence[str], *, commas: bool = False) -> Sentence:
 
 
 def spoken(words: str, /, **values: Any) -> str:
-    """Return English words, or a sentence, in the language that is spoken; in English where its table lacks them."""
+    """English words, or a sentence, in the language that is spoken; in English where its table lacks them."""
     if isinstance(words, Sentence):
         words, values = words.template, {**words.values}
     said = table(language()).get(words, words)
@@ -63,17 +63,17 @@ def spoken(words: str, /, **values: Any) -> str:
 
 
 def spoken_each(*words: str) -> list[str]:
-    """Return words one by one, such as the heads of a table's columns."""
+    """Words one by one, such as the heads of a table's columns."""
     return [spoken(word) for word in words]
 
 
 def spoken_label(label: str, /) -> str:
-    """Return the name of a component or a place in the model, such as `L0 attn bias`, said word by word."""
+    """The name of a component or a place in the model, such as `L0 attn bias`, said word by word."""
     return re.sub(r"norm bias|\b[a-z]+\b", lambda word: spoken(word[0]), label)
 
 
 def language() -> Language:
-    """Return the language that is spoken here."""
+    """Language that is spoken here."""
     return _SPOKEN.get()
 
 
@@ -89,7 +89,7 @@ def speaking(chosen: Language) -> Iterator[None]:
 
 @functools.cache
 def table(chosen: Language) -> Mapping[str, str]:
-    """Return what each English word is in a language; English has no need of one."""
+    """Table of a language: what each English word is in it; English has no need of one."""
     if chosen == "en":
         return {}
     return json.loads(files("glassformer.words").joinpath(f"{chosen}.json").read_text(encoding="utf-8"))

@@ -61,7 +61,7 @@ class ModelCard:
         return json_text(asdict(self), indent=1, ascii_only=False)
 
     def to_markdown(self) -> str:
-        """Return the card as a page."""
+        """The card as a page."""
         rows = [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in self.figures.items()]
         minutes = self.seconds / 60
         fence = "````"
@@ -98,12 +98,12 @@ def write_card(card: ModelCard, folder: Path) -> None:
 
 
 def cards() -> dict[str, ModelCard]:
-    """Return the cards of all shipped models by name."""
+    """Cards of all shipped models by name."""
     return {name: card(name) for name in checkpoints.shipped()}
 
 
 def card(name: str) -> ModelCard:
-    """Return the card of a shipped model; raises `UnknownModel` with the nearest name."""
+    """Card of a shipped model; raises `UnknownModel` with the nearest name."""
     known = checkpoints.shipped()
     if name not in known:
         raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')

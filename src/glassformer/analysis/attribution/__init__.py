@@ -1,5 +1,7 @@
 """What adds to this logit? Direct logit attribution by component, token and neuron; gradients of inputs."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.attribution._direct_logit_attribution import (
     DirectLogitAttribution as DirectLogitAttribution,
     direct_logit_attribution as direct_logit_attribution,
@@ -18,3 +20,7 @@ from glassformer.analysis.attribution._parts_of_effects import (
     neuron_effects as neuron_effects,
     source_effects as source_effects,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

@@ -79,7 +79,7 @@ class MeaningShift(Result):
     norm: str = "frozen"
 
     def by_token(self) -> tuple[Labelled, Labelled]:
-        """Return what all heads together took from each token of either context, `key`."""
+        """Share of each token, of either context, in what all heads together moved: `key`."""
         first, second = (
             Labelled(tokens.values.sum(0), ("key",), {"key": tokens.labels("key")})
             for tokens in (self.first_tokens, self.second_tokens)

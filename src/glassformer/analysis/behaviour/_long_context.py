@@ -184,7 +184,7 @@ def long_context(
 
 @question("How fast do linear-attention heads forget?", of="weights")
 def effective_memory(model: ModelLike) -> EffectiveMemory:
-    """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
+    """Effective memory of linear-attention heads: how fast they forget, in place of attention over distance.
 
     With decay d the weight of a key of age t is d^t times what query and key make of it.
 

@@ -137,7 +137,7 @@ def short_circuit(
 
 @checked
 def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
-    """Return the edits that replace the pattern of self-attention by the identity in these layers.
+    """The edits that replace the pattern of self-attention by the identity in these layers.
 
     They hold for whole texts and for single tokens on top of a state. Cross-attention looks at another sequence, where
     no position is a token's own; it is left as it is.
@@ -176,7 +176,7 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
 def regenerate(
     model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: Count, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
-    """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step.
+    """The `new` tokens the model goes on with, greedily, under edits that hold at every step.
 
     Positions of edits are those of the whole text. Functions are handed the tokens that a step reads: the prefix, then
     one after the other.

@@ -1,5 +1,7 @@
 """What changes if a value is replaced? Patching, tracing, ablation."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.causal._ablation_table import (
     AblationTable as AblationTable,
     ablation_table as ablation_table,
@@ -28,3 +30,7 @@ from glassformer.analysis.causal._tracing import (
     causal_trace as causal_trace,
     subject_deviation as subject_deviation,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

@@ -82,7 +82,7 @@ class AblationTable(Result):
         return standard_error(self.change)
 
     def interval(self, *, level: float = 0.95, seed: int = 0) -> Labelled:
-        """Return the confidence interval of the mean change, `bound metric kind part` (bootstrap over prompts)."""
+        """The confidence interval of the mean change, `bound metric kind part` (bootstrap over prompts)."""
         return interval(self.change, level=level, seed=seed)
 
     @property
@@ -99,7 +99,7 @@ class AblationTable(Result):
         return "Mean change by ablation"
 
     def to_frame(self) -> Any:
-        """Return a row for each metric and part: mean change and standard error of each kind, side by side."""
+        """Table of changes: a row for each metric and part, mean and standard error of each kind side by side."""
         tables = []
         for name, labelled in (("", self.mean), ("_error", self.error)):
             wide = labelled.to_frame().pivot_table(

@@ -109,17 +109,17 @@ class Patched(Result):
         return self.error("fraction")
 
     def mean(self, of: Literal["values", "change", "fraction"] = "fraction") -> Labelled:
-        """Return the mean over the prompts that have a value, `metric …`."""
+        """The mean over the prompts that have a value, `metric …`."""
         return mean(getattr(self, of))
 
     def error(self, of: Literal["values", "change", "fraction"] = "fraction") -> Labelled:
-        """Return the standard error of the mean, `metric …`; NaN for one prompt."""
+        """The standard error of the mean, `metric …`; NaN for one prompt."""
         return standard_error(getattr(self, of))
 
     def interval(
         self, of: Literal["values", "change", "fraction"] = "fraction", *, level: float = 0.95, seed: int = 0
     ) -> Labelled:
-        """Return the confidence interval of the mean, `bound metric …`, by drawing prompts again (bootstrap)."""
+        """The confidence interval of the mean, `bound metric …`, by drawing prompts again (bootstrap)."""
         return interval(getattr(self, of), level=level, seed=seed)
 
     def _title(self) -> str:
@@ -164,14 +164,14 @@ class Patching(Result, Mapping[str, Patched]):
         return len(self.tables)
 
     def panels(self, *names: str) -> list[figures.Panel]:
-        """Return what each entry carries, for the tables that are named; for all, if none is."""
+        """Panels of the tables that are named, what each entry carries; of all tables, if none is."""
         return [panel._replace(name=name) for name in names or self.tables for panel in self[name].panels()]
 
     def _title(self) -> str:
         return f"Activation patching, {self.direction}: share of the difference carried"
 
     def to_frame(self) -> Any:
-        """Return all tables' values as one long-form DataFrame, with the table's name in the column `sites`."""
+        """All tables' values as one long-form DataFrame, with the table's name in the column `sites`."""
         import pandas as pd
 
         frames = [table.values.to_frame().assign(sites=name) for name, table in self.items()]

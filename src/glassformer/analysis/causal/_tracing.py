@@ -274,7 +274,7 @@ def causal_trace(
 def subject_deviation(
     model: ModuleLike, subjects: Several[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
-    """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
+    """The standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]

@@ -147,7 +147,7 @@ class EdgeAttribution(Result):
         return dataclasses.replace(self.effect, values=self.effect.values / gap)
 
     def top(self, k: int = 10) -> list[tuple[Edge, float]]:
-        """Return the k edges with the largest effects by size, and their effects."""
+        """The k edges with the largest effects by size, and their effects."""
         values = self.effect.values.nan_to_num(0.0)
         order = values.abs().flatten().topk(min(k, self.runs.graph.n_edges)).indices
         rows = [(int(i) // values.shape[1], int(i) % values.shape[1]) for i in order]

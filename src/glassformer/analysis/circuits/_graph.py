@@ -99,11 +99,11 @@ class CircuitGraph(Result):
         return self.named(self.allowed.values)
 
     def named(self, chosen: Bool[Tensor, "receiver sender"]) -> list[Edge]:
-        """Return the edges that a mask selects."""
+        """The edges that a mask selects."""
         return [Edge(self.senders[u].label, self.receivers[r].label) for r, u in chosen.nonzero().tolist()]
 
     def mask(self, edges: Iterable[Edge | tuple[str, str]]) -> Bool[Tensor, "receiver sender"]:
-        """Return where some edges are; raises `AnalysisUnavailable` for an edge that the model does not have."""
+        """Mask of some edges; raises `AnalysisUnavailable` for an edge that the model does not have."""
         found = torch.zeros_like(self.allowed.values)
         for sender, receiver in edges:
             r, u = self.receiver(receiver), self.sender(sender)
@@ -116,15 +116,15 @@ class CircuitGraph(Result):
         return found
 
     def read_by(self, receiver: int) -> list[str]:
-        """Return the labels of the senders that a receiver reads."""
+        """The labels of the senders that a receiver reads."""
         return [self.senders[u].label for u in self.allowed.values[receiver].nonzero().flatten().tolist()]
 
     def sender(self, label: str) -> int:
-        """Return the index of a sender; raises `AnalysisUnavailable` if there is none of that name."""
+        """The index of a sender; raises `AnalysisUnavailable` if there is none of that name."""
         return _find(label, [sender.label for sender in self.senders], "sender")
 
     def receiver(self, label: str) -> int:
-        """Return the index of a receiver; `L1H6.k` finds the key it shares with others."""
+        """The index of a receiver; `L1H6.k` finds the key it shares with others."""
         labels = [receiver.label for receiver in self.receivers]
         if label not in labels and "." in label:
             head, slot = label.rsplit(".", 1)

@@ -101,12 +101,12 @@ class Composition(Result):
     left_out: Mapping[str, str]
 
     def excess(self) -> Labelled:
-        """Return scores as standard deviations of random matrices above their mean, `kind earlier later`."""
+        """Scores as standard deviations of random matrices above their mean, `kind earlier later`."""
         values = (self.scores.values - self.null_mean.values) / self.null_sd.values
         return Labelled(values, self.scores.axes, self.scores.coords)
 
     def edges(self, deviations: float = 4.0, *, kind: str | None = None) -> list[ComposingHeads]:
-        """Return the pairs that score above what random matrices give, the highest score first.
+        """The pairs that score above what random matrices give, the highest score first.
 
         Args:
             deviations: How many standard deviations above the mean of random matrices.

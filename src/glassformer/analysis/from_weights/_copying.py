@@ -66,7 +66,7 @@ class Copying(Result):
     left_out: LeftOut
 
     def heads(self, above: float = 0.5) -> list[tuple[str, float]]:
-        """Return the heads whose ratio is higher, best first."""
+        """The heads whose ratio is higher, best first."""
         return [(str(label), x) for (label,), x in self.ratio.top(self.ratio.size("head")) if x > above]
 
 

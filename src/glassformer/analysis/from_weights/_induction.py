@@ -122,7 +122,7 @@ class InductionCircuits(Result):
     left_out: LeftOut
 
     def circuits(self, k: int = 10) -> list[Circuit]:
-        """Return the k strongest pairs of either kind, best first; pairs without strength are left out."""
+        """The k strongest pairs of either kind, best first; pairs without strength are left out."""
         found = self._ranked("K", self.previous, self.match) + self._ranked("Q", self.duplicate, self.pointer)
         return sorted(found, key=lambda circuit: -circuit.strength)[:k]
 

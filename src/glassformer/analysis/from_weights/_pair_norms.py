@@ -105,7 +105,7 @@ def side(
 
 
 def products(earlier: Float[Tensor, "n_head d_model n"], later: Float[Tensor, "m_head d_model m"]) -> Tensor:
-    """Return squared norms of earlier.mT @ later, `n_head m_head`, from factors that touch the stream."""
+    """Squared norms of earlier.mT @ later, `n_head m_head`, from factors that touch the stream."""
     met = linear(earlier.mT.flatten(0, 1), later.mT.flatten(0, 1))
     return met.square_().view(len(earlier), earlier.shape[-1], len(later), later.shape[-1]).sum((1, 3))
 

@@ -65,7 +65,7 @@ class PositionalHeads(Result):
     left_out: LeftOut
 
     def best(self, offset: int) -> tuple[str, float]:
-        """Return the head with the highest score at an offset, and the score."""
+        """The head with the highest score at an offset, and the score."""
         (label, *_), score = self.scores.select(offset=str(offset)).top(1)[0]
         return str(label), score
 
@@ -141,13 +141,13 @@ def positional_heads(
 
 @checked
 def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
-    """Return the scores that position alone gives, scale included, no mask."""
+    """The scores that position alone gives, scale included, no mask."""
     return _parts(w, layer, length).scores()
 
 
 @checked
 def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
-    """Return what is added to the scores by distance alone (ALiBi, relative bias), or zeros: `head query key`."""
+    """Position bias: what distance alone adds to scores (ALiBi, relative bias), or zeros: `head query key`."""
     bias = layer.Q.new_zeros(len(layer.Q), length, length)
     if layer.module.positions.has_bias:
         context = make_context(1, length, bias.device, is_causal=True)
@@ -158,7 +158,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
 
 @question("How do a head's scores change with distance?", of="weights")
 def offset_profile(model: WeightsLike, heads: Several[str] | None = None, *, offsets: Count = 64) -> Labelled:
-    """Return the score of an average query for an average key, by how far the key lies back, less its mean.
+    """Offset profile: the score of an average query for an average key, by how far back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
     scores depend on both positions: see `positional_heads`.

@@ -50,7 +50,7 @@ def comes_before(earlier: SubLayer, later: SubLayer, kind: str) -> bool:
 
 
 def matrices(layer: AttentionWeights) -> dict[str, Float[Tensor, "kv_head d_model rank"]]:
-    """Return the factors that touch the stream: `write`, `Q`, `K`, `V`. Streams of a head lie side by side.
+    """The factors that touch the stream: `write`, `Q`, `K`, `V`. Streams of a head lie side by side.
 
     Norms of queries and keys are in Q and K, all but their scales, which have no part in a share of norms.
     """

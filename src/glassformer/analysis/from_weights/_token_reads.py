@@ -147,7 +147,7 @@ class TokenSums:
 
 
 def by_position(w: HeadWeights, labels: Sequence[str]) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Return attention to the same position and to the one before, by position alone; NaN for heads without any."""
+    """Attention to the same position and to the one before, by position alone; NaN for heads without any."""
     try:
         found = positional_heads(w, offsets=2, first_query=1)
     except AnalysisUnavailable:

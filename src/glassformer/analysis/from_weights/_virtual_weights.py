@@ -69,7 +69,7 @@ class VirtualWeights(Result):
     folded: bool
 
     def edges(self, above: float = 2.0) -> list[tuple[str, str, float]]:
-        """Return (writer, reader, strength / baseline) for pairs so many times above the baseline, strongest first."""
+        """Edges, (writer, reader, strength / baseline), of pairs so many times above the baseline, strongest first."""
         ratio = self.strength.values / self.baseline
         writers, readers = self.strength.labels("writer"), self.strength.labels("reader")
         found = [(str(writers[i]), str(readers[j]), float(ratio[i, j])) for i, j in (ratio > above).nonzero().tolist()]
@@ -104,7 +104,7 @@ def virtual_weights(
 
 @question("What is the matrix from one component to a later one?", of="weights")
 def virtual(model: WeightsLike, writer: str, reader: str) -> Factored:
-    """Return the virtual weight between two components, factored; rows as the writer's, columns as the reader's.
+    """The virtual weight between two components, factored; rows as the writer's, columns as the reader's.
 
     `virtual(model, "token", "unembed")` is the direct path, `virtual(model, "L0 mlp", "L1 mlp in").top()` the strongest
     pairs of neurons.

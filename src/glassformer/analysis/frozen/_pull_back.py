@@ -188,7 +188,7 @@ def scale_sites(model: ModelLike) -> list[str]:
 def products(
     x: Float[Tensor, "row place head d_value"], u: Float[Tensor, "rows places head d_value"]
 ) -> Float[Tensor, "row place head"]:
-    """Return the dot products of what stands at each place and head with a vector that some places may share."""
+    """The dot products of what stands at each place and head with a vector that some places may share."""
     if u.shape[1] > 1:
         return (x * u).sum(-1)
     # one vector for all places of a row: a matrix product, which is several times as fast as many dot products

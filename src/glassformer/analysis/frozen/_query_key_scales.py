@@ -47,7 +47,7 @@ class QueryKeyScales(Result):
     left_out: Mapping[str, str]
 
     def at(self, layer: AttentionWeights, query: int, key: int) -> HeadScales:
-        """Return what `AttentionWeights.qk` takes, for one query and one key.
+        """Scales that `AttentionWeights.qk` takes, for one query and one key.
 
         Args:
             layer: A layer, or one head.
@@ -63,7 +63,7 @@ class QueryKeyScales(Result):
         )
 
     def mean(self, layer: AttentionWeights) -> HeadScales:
-        """Return what stands for all queries and keys of a head: geometric means over what was read."""
+        """Mean scales, for all queries and keys of a head: geometric means over what was read."""
 
         def mean(rows: Tensor) -> Tensor:
             return rows.log().nanmean(1).exp()
@@ -90,7 +90,7 @@ def scale_sites(model: ModelLike) -> list[str]:
 @question("What do norms of queries and keys divide by on this text?", reads=scale_sites)
 @torch.no_grad()
 def query_key_scales(run: Any, text: Any = None, target: Any = None, *, row: int = 0) -> QueryKeyScales:
-    """Return what the norms of queries and keys divided by, at every position of a run.
+    """Query-key scales: what the norms of queries and keys divided by, at every position of a run.
 
     Args:
         run: A forward pass over whole documents (not packed) that read `[query_key_scales]`, or a model.

@@ -80,7 +80,7 @@ def frozen_edits(
     patterns: bool = True,
     scales: bool = True,
 ) -> list[Set]:
-    """Return edits that hold a model's patterns, norm scales, or both at what they were in a run.
+    """Edits that hold a model's patterns, norm scales, or both at what they were in a run.
 
     With both, the run's own text gives the same logits again, and all but MLPs, clipped values, values made of normed
     latents, gates on mixed values and a soft cap on logits is affine in what enters the stream. Ablating a head then

@@ -181,7 +181,7 @@ def write_shares(
     site: str | None = None,
     row: int = 0,
 ) -> WriteShares:
-    """Return how much of the stream each component is at every position; the components are not kept.
+    """Write shares: how much of the stream each component is at every position; components are not kept.
 
     Args:
         run: As for `writes`.
@@ -217,7 +217,7 @@ def write_projections(
     row: int = 0,
     labels: Sequence[str] = (),
 ) -> WriteProjections:
-    """Return what each component wrote along some directions of the stream; the components are not kept.
+    """Write projections: what each component wrote along some directions of the stream; components are not kept.
 
     Args:
         run: As for `writes`.

@@ -72,7 +72,7 @@ class HeadEvaluation(Result):
     readings: tuple[Reading, ...]
 
     def best(self, evaluator: str, setting: str = "repeated") -> tuple[str, float]:
-        """Return the head with the highest score, and the score."""
+        """The head with the highest score, and the score."""
         (label, *_), score = self.scores.select(setting=setting, evaluator=evaluator).top(1)[0]
         return str(label), score
 

@@ -82,13 +82,13 @@ class HeadScores(Result):
     readings: tuple[Reading, ...]
 
     def best(self, role: str) -> tuple[str, float]:
-        """Return the head with the highest score, and the score."""
+        """The head with the highest score, and the score."""
         (label, *_), score = self.scores.select(role=role).top(1)[0]
         return str(label), score
 
 
 def heads(model: ModelLike) -> list[Head]:
-    """Return every attention head: by stack, layer, sub-layer, head."""
+    """Every attention head: by stack, layer, sub-layer, head."""
     if not isinstance(model, Model):
         raise AnalysisUnavailable(
             "heads are known by name in a Decoder, an Encoder or an EncoderDecoder; "

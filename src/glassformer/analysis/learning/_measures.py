@@ -45,7 +45,7 @@ def head_measures(model: ModelLike, data: Data) -> dict[str, Any]:
 
 
 def sample(model: ModelLike, data: Data) -> dict[str, Any]:
-    """Return a text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations.
+    """A text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations.
 
     A model that cannot read what it writes gives none.
     """

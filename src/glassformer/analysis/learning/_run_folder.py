@@ -39,7 +39,7 @@ class History:
         return self.folder.name
 
     def model(self, step: int) -> Any:
-        """Return the model as it was after a step, in evaluation mode; raises `RunFolderError` if it was not kept."""
+        """The model as it was after a step, in evaluation mode; raises `RunFolderError` if it was not kept."""
         if step not in self.steps:
             raise RunFolderError(
                 f'"{self.folder}" holds no weights of step {step}; it has {_few(self.steps)}.\n'
@@ -66,7 +66,7 @@ class History:
         return Tokenizer.load(self.folder)
 
     def tokens(self, step: int) -> int:
-        """Return how many tokens had been trained on after a step.
+        """Tokens trained on after a step.
 
         Raises:
             CheckpointError: The facts of its checkpoint are damaged.
@@ -76,16 +76,16 @@ class History:
         return int(run_steps.read_facts(self.at(step))["tokens"])
 
     def logged(self, name: str) -> dict[int, Any]:
-        """Return what was logged under a name, by step; empty if nothing was."""
+        """Logged values of a name, by step; empty if nothing was."""
         return {line["step"]: line[name] for line in self.metrics if line.get(name) is not None}
 
     def heldout(self) -> Data:
-        """Return the data that the run's held-out loss was measured on."""
+        """The data that the run's held-out loss was measured on."""
         config = self.config.get("evaluate") or self.config["data"]
         return DataConfig.from_dict(config).build(self.tokenizer)
 
     def batches(self, count: int = 8) -> list[Batch]:
-        """Return held-out batches, the same ones each time."""
+        """Held-out batches, the same ones each time."""
         data = self.heldout()
         return [data.batch(i, "heldout") for i in range(count)]
 

@@ -69,7 +69,7 @@ class LensGrid(Result):
     words: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def panels(self, *names: str) -> list[figures.Panel]:
-        """Return what `plot` draws; by default maps over sites and positions, of each row of the batch by itself."""
+        """Panels that `plot` draws; by default maps over sites and positions, of each row of the batch by itself."""
         found = super().panels(*names)
         rows = self.first.size("batch")
         if names or rows == 1:

@@ -49,7 +49,7 @@ class TunedLens:
 
     @classmethod
     def identity(cls, model: ModelLike, sites: Sequence[str] | None = None) -> "TunedLens":
-        """Return translators that change nothing; raises as `tuned_sites`."""
+        """Translators that change nothing; raises as `tuned_sites`."""
         names = tuple(tuned_sites(model) if sites is None else check_sites(model, sites))
         like, d_model = model.unembed.stored.detach(), model.config.d_model
         # single precision at least: steps of gradient descent are lost on half precision
@@ -58,11 +58,11 @@ class TunedLens:
         return cls(names, weight, bias, config_digest(model), weights_digest(model))
 
     def reads(self, model: ModelLike) -> list[str]:
-        """Return the sites that a lens grid reads with these translators: theirs, and the end of the stream."""
+        """The sites that a lens grid reads with these translators: theirs, and the end of the stream."""
         return [*self.sites, last_site(model)]
 
     def translator(self, model: ModelLike) -> Callable[[str, Tensor], Tensor]:
-        """Return what a lens does to streams first: a function of a site's name and the streams there.
+        """Translation of streams, which a lens does first: a function of a site's name and the streams there.
 
         The end of the stream needs no translator.
 
@@ -141,7 +141,7 @@ class TunedLens:
         return found
 
     def to(self, device: torch.device) -> "TunedLens":
-        """Return the translators on a device."""
+        """The translators on a device."""
         return dataclasses.replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
 

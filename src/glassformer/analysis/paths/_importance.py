@@ -158,7 +158,7 @@ def term_counts(steps: Steps) -> list[int]:
 
 @torch.no_grad()
 def sweep(steps: Steps, worlds: Sequence[World], *, live: bool = False) -> Float[Tensor, "world batch pos d_model"]:
-    """Return the stream that the final norm reads, in every world, from one pass up the stack.
+    """The stream that the final norm reads, in every world, from one pass up the stack.
 
     Args:
         steps: The frozen stack.

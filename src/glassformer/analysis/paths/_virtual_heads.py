@@ -150,7 +150,7 @@ def composed_pattern(
     second: str,
     row: int = 0,
 ) -> Labelled:
-    """Return the pattern of a virtual head, A2 A1, over `query key`.
+    """The pattern of a virtual head, A2 A1, over `query key`.
 
     Rows sum to one where those of both heads do.
 

@@ -296,7 +296,7 @@ class Circuits(Result):
         return next(head for head in self.heads if head.label == label)
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        """Return the JSON document."""
+        """The JSON document."""
         fields = super().to_dict(packed)
         if packed:
             return fields
@@ -304,7 +304,7 @@ class Circuits(Result):
         return {"format": FORMAT, "version": VERSION} | fields
 
     def to_frame(self) -> Any:
-        """Return the heads as a pandas DataFrame, one row each."""
+        """The heads as a pandas DataFrame, one row each."""
         import pandas as pd
 
         rows = [dataclasses.asdict(head) for head in self.heads]

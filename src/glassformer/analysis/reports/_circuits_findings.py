@@ -76,7 +76,7 @@ def _from_weights(head: HeadCircuits, role: str) -> str:
 
 
 def induction_heads(heads: Sequence[HeadCircuits]) -> list[HeadCircuits]:
-    """Return the heads that were seen to match prefixes, best first."""
+    """The heads that were seen to match prefixes, best first."""
     scored = [head for head in heads if head.roles.get("prefix_matching", 0.0) >= NAMED]
     return sorted(scored, key=lambda head: -head.roles["prefix_matching"])
 

@@ -95,7 +95,7 @@ def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int =
 
 @checked
 def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
-    """Return copies of matrices for a stream turned at random; the direction of the mean stays if a norm takes it out.
+    """Copies of matrices for a stream turned at random; the direction of the mean stays if a norm takes it out.
 
     Augmented weights are not taken: their constant coordinate is no direction of the stream.
 
@@ -131,7 +131,7 @@ def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
 
 @checked
 def rotation(d_model: Count, seed: int = 0, *, keep_mean: bool = False) -> Float[Tensor, "d_model d_model"]:
-    """Return a uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
+    """A uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
     generator = torch.Generator().manual_seed(seed)
     size = d_model - keep_mean
     q, r = decompositions.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))

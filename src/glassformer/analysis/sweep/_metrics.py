@@ -57,7 +57,7 @@ class Metric:
     axes: tuple[str, ...] = ()
 
     def ids(self, model: ModuleLike, batch: int, device: torch.device) -> list[Int[Tensor, " batch"]]:
-        """Return the tokens as ids, one per row of the batch.
+        """The tokens as ids, one per row of the batch.
 
         Raises:
             TextError: A text is several tokens, or unknown.
@@ -74,13 +74,13 @@ MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 @checked
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "logit of the answer"."""
+    """Metric "logit of the answer"."""
     return Metric(sentence("logit"), _at, (answer,), pos)
 
 
 @checked
 def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "logit of the answer less that of the wrong one": linear in the final stream."""
+    """Metric "logit of the answer less that of the wrong one": linear in the final stream."""
     return Metric(
         sentence("logit difference"), lambda logits, a, b: _at(logits, a) - _at(logits, b), (answer, wrong), pos
     )
@@ -88,19 +88,19 @@ def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
 
 @checked
 def probability(answer: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "probability of the answer"; it saturates, and hides what pushes a likely answer down."""
+    """Metric "probability of the answer"; it saturates, and hides what pushes a likely answer down."""
     return Metric(sentence("probability"), lambda logits, a: _at(_log_probs(logits), a).exp(), (answer,), pos)
 
 
 @checked
 def log_probability(answer: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "log-probability of the answer", in nats."""
+    """Metric "log-probability of the answer", in nats."""
     return Metric(sentence("log-probability"), lambda logits, a: _at(_log_probs(logits), a), (answer,), pos)
 
 
 @checked
 def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "rank of the answer": 1 is the likeliest; ties do not count."""
+    """Metric "rank of the answer": 1 is the likeliest; ties do not count."""
 
     def rank(logits: Tensor, ids: Tensor) -> Tensor:
         return (logits > _at(logits, ids)[..., None]).sum(-1).to(logits.dtype) + 1
@@ -110,7 +110,7 @@ def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
 
 @checked
 def accuracy(answer: Tokens, *, pos: int = -1) -> Metric:
-    """Return the metric "accuracy": 1 where the answer is likelier than every other token, else 0; ties are 0."""
+    """Metric "accuracy": 1 where the answer is likelier than every other token, else 0; ties are 0."""
 
     def right(logits: Tensor, ids: Tensor) -> Tensor:
         return ((logits >= _at(logits, ids)[..., None]).sum(-1) == 1).to(logits.dtype)
@@ -134,7 +134,7 @@ NAMES = (*OF_ANSWERS, KL)
 def metric_named(
     name: str, answer: Tokens | None, wrong: Tokens | None, pos: int, reference: Callable[[], Run]
 ) -> Metric:
-    """Return a metric by its name.
+    """A metric by its name.
 
     Args:
         name: One of `NAMES`.
@@ -161,7 +161,7 @@ def metric_named(
 
 @checked
 def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -1) -> Metric:
-    """Return the metric KL(reference || row) of next-token distributions, in nats.
+    """Metric KL(reference || row) of next-token distributions, in nats.
 
     Args:
         reference: A run on prompts of the same number (its logits at the same position count), or logits.
@@ -185,7 +185,7 @@ def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -
 
 @checked
 def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = None) -> Metric:
-    """Return the metric "mean cross-entropy per prompt", in nats.
+    """Metric "mean cross-entropy per prompt", in nats.
 
     Args:
         targets: The token that follows each position.
@@ -202,7 +202,7 @@ def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = N
 
 @checked
 def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
-    """Return the metric "cross-entropy of each token" in nats, which keeps the axis `pos`.
+    """Metric "cross-entropy of each token" in nats, which keeps the axis `pos`.
 
     Args:
         targets: The token that follows each position.

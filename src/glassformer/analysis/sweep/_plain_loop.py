@@ -37,7 +37,7 @@ def one_by_one(
     grad: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
+    """Sweep by one whole forward pass per row: slow, and what `sweep` is judged by."""
     require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)

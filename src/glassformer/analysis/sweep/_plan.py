@@ -42,13 +42,13 @@ class Plan:
 
     @classmethod
     def of(cls, plan: "Plan | Sequence[Sequence[EditLike]]") -> "Plan":
-        """Return a plan as it is, and a plain list of rows as a plan with the one axis `row`."""
+        """A plan as it is, and a plain list of rows as a plan with the one axis `row`."""
         return plan if isinstance(plan, Plan) else cls(plan, {"row": range(len(plan))})
 
 
 @checked
 def grid(edits: Callable[..., Sequence[EditLike]], **axes: Iterable[Any]) -> Plan:
-    """Return the plan with a row for every combination of coordinates.
+    """Plan with a row for every combination of coordinates.
 
     Args:
         edits: Called with one coordinate per axis, by name; returns that row's edits.

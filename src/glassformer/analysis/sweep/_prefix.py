@@ -210,5 +210,5 @@ class Prefix:
 
 
 def repeated(value: Tensor, worlds: int) -> Tensor:
-    """Return the batch once per world, worlds outermost."""
+    """The batch once per world, worlds outermost."""
     return value.repeat(worlds, *[1] * (value.ndim - 1))

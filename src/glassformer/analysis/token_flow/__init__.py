@@ -1,5 +1,7 @@
 """Which tokens does it come from? Rollout, flow, ALTI, value norms and information-flow routes."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.token_flow._alti import alti as alti
 from glassformer.analysis.token_flow._attention_flow import (
     AttentionFlow as AttentionFlow,
@@ -23,3 +25,7 @@ from glassformer.analysis.token_flow._value_norms import (
     ValueNorms as ValueNorms,
     value_norms as value_norms,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

@@ -58,7 +58,7 @@ class Bigrams(Result):
     folded: bool
 
     def table(self, current: int, k: int = 10) -> list[tuple[str, float]]:
-        """Return the likeliest continuations of a token, by its place among `current`."""
+        """The likeliest continuations of a token, by its place among `current`."""
         ids, found = self.outputs.values[current][:k].tolist(), self.probability.values[current][:k].tolist()
         return [(self.output_names[i], p) for i, p in zip(ids, found)]
 

@@ -99,7 +99,7 @@ class SkipTrigrams(Result):
         return ranked_panels("logits added", self.contribution, tokens)
 
     def table(self, head: str, k: int = 10) -> list[tuple[str, float]]:
-        """Return a head's rules as text with what they add: `1:keep … 2:in -> 3:mind`, in logits."""
+        """A head's rules as text with what they add: `1:keep … 2:in -> 3:mind`, in logits."""
         fields = (self.sources, self.destinations, self.outputs, self.contribution)
         picked = [field.select(head=head).values[:k].tolist() for field in fields]
         return [(f"{self.names[s]} … {self.names[d]} -> {self.output_names[o]}", x) for s, d, o, x in zip(*picked)]

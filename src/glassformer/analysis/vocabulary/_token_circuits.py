@@ -89,7 +89,7 @@ class TokenPairs(Result):
         return ranked_panels(what, self.values, [(self.rows, self.names), (self.columns, columns)])
 
     def table(self, head: str, k: int = 10) -> list[tuple[str, str, float]]:
-        """Return a head's pairs as text: (source, output, logits) or (query, key, score)."""
+        """A head's pairs as text: (source, output, logits) or (query, key, score)."""
         picked = [field.select(head=head).values[:k].tolist() for field in (self.rows, self.columns, self.values)]
         columns = self.output_names if self.circuit == "OV" else self.names
         return [(self.names[row], columns[column], value) for row, column, value in zip(*picked)]
@@ -259,7 +259,7 @@ def token_circuits(
 
 @checked
 def frequent_tokens(documents: Iterable[Sequence[int]], least: int = 10) -> Int[Tensor, " n"]:
-    """Return the ids that occur at least so often in some documents, in rising order."""
+    """The ids that occur at least so often in some documents, in rising order."""
     found = [torch.as_tensor(ids, dtype=torch.long).flatten() for ids in documents]
     ids, counts = torch.cat(found or [torch.empty(0, dtype=torch.long)]).unique(return_counts=True)
     return ids[counts >= least]

@@ -72,7 +72,7 @@ class Parity:
         return max(self.differences, key=lambda d: DIVERGES if d.error != d.error else d.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON data; errors that are no finite numbers become text."""
+        """JSON data; errors that are no finite numbers become text."""
         data = dataclasses.asdict(self)
         for row in data["differences"]:
             if not row["error"] < DIVERGES:

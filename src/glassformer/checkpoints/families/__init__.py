@@ -83,7 +83,7 @@ def register(family: Family) -> Family:
 
 
 def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()) -> Family:
-    """Return the family of a config.json.
+    """The family of a config.json.
 
     Args:
         config: Its content.

@@ -21,7 +21,7 @@ class Source(NamedTuple):
 
 
 def sources(shapes: Mapping[str, tuple[int, ...]], table: Table) -> dict[str, Source]:
-    """Return for each of our tensors what it is made of.
+    """Sources of each of our tensors: what it is made of.
 
     Args:
         shapes: Our tensors by name.

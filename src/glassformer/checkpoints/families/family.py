@@ -49,7 +49,7 @@ class Piece:
     zero: bool = False
 
     def part(self, theirs: Tensor) -> Tensor:
-        """Return the view on one of their tensors that is ours."""
+        """The view on one of their tensors that is ours."""
         if self.layers is not None:
             if theirs.ndim == 0 or len(theirs) != self.layers:
                 raise IndexError(f"{self.layers} layers are asked for")

@@ -43,7 +43,7 @@ class Fields:
         return self.data.get(name) is not None
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Return a field as it stands; null counts as absent.
+        """A field as it stands; null counts as absent.
 
         Raises:
             CheckpointError: It is not there and has no default.
@@ -56,7 +56,7 @@ class Fields:
         return default
 
     def whole(self, name: str, default: Any = _REQUIRED) -> int:
-        """Return a whole number."""
+        """A whole number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, value, "a whole number")
@@ -66,7 +66,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
-        """Return a finite number."""
+        """A finite number."""
         value = self.get(name, default)
         try:
             found = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
@@ -101,6 +101,6 @@ class Fields:
             raise CheckpointError(f'"{self.where}": {name}={value!r} cannot be represented: {why}.')
 
     def wrong(self, name: str, value: object, wanted: str) -> CheckpointError:
-        """Return the error for a field of the wrong kind."""
+        """The error for a field of the wrong kind."""
         found = repr(value) if not isinstance(value, int) or abs(value) < 2**63 else "a number beyond 64 bits"
         return CheckpointError(f'"{self.where}": {name} must be {wanted}, found {found[:80]}.')

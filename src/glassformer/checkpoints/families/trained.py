@@ -16,7 +16,7 @@ NAMES = (
 
 
 def trained_length(family: Family, fields: Fields, config: Any) -> int | None:
-    """Return the longest rows of training, in tokens; None if the file says nothing of a length.
+    """The longest rows of training, in tokens; None if the file says nothing of a length.
 
     Scalings of rotary positions that stretch a finished model (linear, dynamic, YaRN) leave the length it was trained
     on as it was before; those that models are trained on with (Llama 3's, LongRoPE, and YaRN in families that say so)

@@ -76,7 +76,7 @@ class Spec:
 
 @checked
 def foreign(module: nn.Module, spec: Spec, tokenizer: Tokenizer | None = None) -> Foreign:
-    """Return a view of a module under our names; the module itself stays as it is.
+    """View of a module under our names; the module itself stays as it is.
 
     Args:
         module: Any module.
@@ -109,7 +109,7 @@ def foreign(module: nn.Module, spec: Spec, tokenizer: Tokenizer | None = None) -
 
 
 def disagreement(model: Foreign, ids: Int[Tensor, "batch pos"], **arguments: Any) -> dict[str, float]:
-    """Return how far the module is from what its spec says it is made of, site by site.
+    """Disagreement of a module with what its spec says it is made of, site by site.
 
     Both run on the same tokens: the module, and the parts that analyses of weights take it for. A wrong pairing of
     rotary dimensions, a wrong eps or a query read before its rotation shows here, and nowhere else.

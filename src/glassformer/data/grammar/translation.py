@@ -99,5 +99,5 @@ class ZhEnData:
 
 
 def zh_en_tokenizer() -> Tokenizer:
-    """Return the tokenizer of the grammar: Chinese by character, English by word, one vocabulary for both."""
+    """The tokenizer of the grammar: Chinese by character, English by word, one vocabulary for both."""
     return word_tokenizer(sentences.words())

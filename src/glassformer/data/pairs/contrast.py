@@ -78,7 +78,7 @@ class Contrast:
         return self._ids("clean") != self._ids("corrupt")
 
     def side(self, side: Side) -> Any:
-        """Return the clean or the corrupt prompts as `run` takes them: a `Batch` if they were padded.
+        """The clean or the corrupt prompts as `run` takes them: a `Batch` if they were padded.
 
         Raises:
             DataError: Rows are padded on the left.
@@ -90,7 +90,7 @@ class Contrast:
         return Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=self.lengths)
 
     def batch(self, side: Side = "clean") -> Batch:
-        """Return one side as a batch, whose only targets are the answers.
+        """Batch of one side, whose only targets are the answers.
 
         Raises:
             DataError: Rows are padded on the left, which needs a state to begin with and no batch has; or prompts or

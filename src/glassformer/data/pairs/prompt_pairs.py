@@ -93,17 +93,17 @@ class Pairs(Sequence[Pair]):
         return iter(self.pairs)
 
     def misfits(self, model: Any) -> list[Misfit]:
-        """Return the pairs that cannot be used with a model (or tokenizer), each with the reason."""
+        """The pairs that cannot be used with a model (or tokenizer), each with the reason."""
         read = _Reader(model)
         return [Misfit(i, found) for i, pair in enumerate(self) if isinstance(found := read(pair), str)]
 
     def fitting(self, model: Any) -> "Pairs":
-        """Return the pairs that can be used with a model (or tokenizer)."""
+        """The pairs that can be used with a model (or tokenizer)."""
         bad = {misfit.pair for misfit in self.misfits(model)}
         return Pairs(tuple(pair for i, pair in enumerate(self) if i not in bad), self.name)
 
     def groups(self, model: Any, *, by_role: bool = False) -> "list[Pairs]":
-        """Return sets whose prompts have one length each, shortest first.
+        """Sets whose prompts have one length each, shortest first.
 
         Args:
             model: A model (or tokenizer) that they fit.
@@ -120,7 +120,7 @@ class Pairs(Sequence[Pair]):
         return [Pairs(tuple(found[key]), self.name) for key in sorted(found)]
 
     def encode(self, model: Any, pad: Literal["left", "right"] | None = None) -> Contrast:
-        """Return the pairs as one contrast of token ids, with a name for every position.
+        """The pairs as one contrast of token ids, with a name for every position.
 
         A position is called by its number, with the role or the token there if all pairs share it.
 

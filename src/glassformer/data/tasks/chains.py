@@ -44,7 +44,7 @@ class Markov(TaskConfig, kind="markov"):
         return ["<bos>", *(f"s{i}" for i in range(self.n_symbols))]
 
     def table(self) -> Tensor:
-        """Return the transition probabilities, float64 `context vocab`; contexts count with the oldest symbol first."""
+        """The transition probabilities, float64 `context vocab`; contexts count with the oldest symbol first."""
         return _chain(self.seed, self.order, self.n_symbols, self.sharpness)[0]
 
     def optimal_loss(self) -> float:
@@ -102,11 +102,11 @@ class ZipfMarkov(TaskConfig, kind="zipf-markov"):
         return [f"w{i}" for i in range(self.n_words)]
 
     def table(self) -> Float[Tensor, "class vocab"]:
-        """Return the probability of each word after a word of each class, float64."""
+        """The probability of each word after a word of each class, float64."""
         return _words(self.seed, self.n_words, self.n_classes, self.sharpness)[0]
 
     def shares(self) -> Float[Tensor, " vocab"]:
-        """Return how often each word occurs, float64."""
+        """Frequency of each word, float64."""
         return _words(self.seed, self.n_words, self.n_classes, self.sharpness)[1]
 
     def optimal_loss(self) -> float:
@@ -156,12 +156,12 @@ class SkipTrigram(TaskConfig, kind="skip-trigram"):
         return ["<bos>", *(f"{letter}{i}" for letter, size in sizes.items() for i in range(size))]
 
     def table(self) -> Tensor:
-        """Return the number of the answer, `source destination`."""
+        """The number of the answer, `source destination`."""
         random = generator(self.seed, "skip-trigram")
         return torch.randint(self.n_answers, (self.n_sources, self.n_destinations), generator=random)
 
     def one_head_loss(self) -> float:
-        """Return the least loss, in nats, of what one head can move from the source; 0 would be right every time."""
+        """The least loss, in nats, of what one head can move from the source; 0 would be right every time."""
         return ranked_loss(self.table(), self.n_answers)
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:

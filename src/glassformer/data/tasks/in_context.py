@@ -25,7 +25,7 @@ _ROWS_FOR_ESTIMATE = 2**13
 def dirichlet_predictive(
     symbols: Int[Tensor, "batch pos"], n_symbols: int, *, order: int = 1, alpha: float = 1.0
 ) -> Float[Tensor, "batch predicted symbol"]:
-    """Return the posterior predictive distributions of a Markov chain of unknown transition probabilities.
+    """The posterior predictive distributions of a Markov chain of unknown transition probabilities.
 
     Entry i is the distribution of symbol i given the symbols before it, so there is one entry more than there are
     symbols. It is uniform where fewer than `order` symbols came before, and at a context that is new.
@@ -75,12 +75,12 @@ class DirichletMarkov(TaskConfig, kind="dirichlet-markov"):
         return ["<bos>", *(f"s{i}" for i in range(self.n_symbols))]
 
     def predictive(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
-        """Return the best next-token distribution at every position of rows that start with `<bos>`, float64."""
+        """The best next-token distribution at every position of rows that start with `<bos>`, float64."""
         known = dirichlet_predictive(tokens[:, 1:] - 1, self.n_symbols, order=self.order, alpha=self.alpha)
         return torch.nn.functional.pad(known, (1, 0))
 
     def optimal_loss(self) -> float:
-        """Return the mean loss of the posterior predictive, in nats.
+        """The mean loss of the posterior predictive, in nats.
 
         Exact for order 0. Otherwise the mean entropy of the predictive over 8,192 rows, always the same ones; its
         standard error is 0.0007 at the default sizes.

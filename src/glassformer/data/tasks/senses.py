@@ -47,7 +47,7 @@ class Phrase(NamedTuple):
 
 
 def phrases() -> list[Phrase]:
-    """Return every sentence of the grammar."""
+    """Every sentence of the grammar."""
     found = []
     for article in ARTICLES:
         for texture, verb in TEXTURES.items():

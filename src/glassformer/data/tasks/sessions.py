@@ -65,11 +65,11 @@ class Sessions(TaskConfig, kind="sessions"):
         return ["<bos>", "?", *(f"{letter}{i}" for letter, size in named for i in range(size))]
 
     def table(self) -> Float[Tensor, "item item item"]:
-        """Return P(next | u, v), float64; it does not matter which of the two comes first."""
+        """Transition probabilities P(next | u, v), float64; it does not matter which of the two comes first."""
         return _transitions(self.seed, self.n_items, self.sharpness)
 
     def predictive(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch vocab"]:
-        """Return the best distribution of what follows `?`, for whole rows up to it."""
+        """The best distribution of what follows `?`, for whole rows up to it."""
         items, referrers = tokens[:, 1:-1:2], tokens[:, 2:-1:2]
         shared = (referrers[:, :, None] == referrers[:, None]).sum(-1) == 2
         u, v = items[shared].view(-1, 2).unbind(-1)
@@ -81,7 +81,7 @@ class Sessions(TaskConfig, kind="sessions"):
         return float(-(pairs * pairs.log()).sum(-1).mean())
 
     def best_hit_rate(self, k: int) -> float:
-        """Return how often the next item is among the k that a perfect model holds most likely."""
+        """Best hit rate: how often the next item is among the k that a perfect model holds most likely."""
         require(1 <= k <= self.n_items, f"k={k} of n_items={self.n_items}: from 1 to as many as there are.")
         return float(self._pairs().topk(k).values.sum(-1).mean())
 

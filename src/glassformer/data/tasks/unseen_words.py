@@ -73,7 +73,7 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
         return ["<bos>", *(f"t{i}" for i in range(1, self.alphabet + 1))]
 
     def lexicon(self) -> Lexicon:
-        """Return the language; it depends on the seed alone."""
+        """The language; it depends on the seed alone."""
         known = self.alphabet - self.new_letters
         random = generator(self.seed, "lexicon", 0)
         codes = torch.randperm(known**self.letters, generator=random)[: self.words]
@@ -107,7 +107,7 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
         return Rows(sequence, (marks.letter > 0) & (marks.occurrence > 1))
 
     def marks(self, sequence: Int[Tensor, "batch width"]) -> Marks:
-        """Return what each target of a row is: of every token after the first."""
+        """Kind of each target of a row: of every token after the first."""
         lexicon, length = self.lexicon(), sequence.shape[1] - 1
         slots = length // self.letters
         body = sequence[:, 1 : 1 + slots * self.letters].unflatten(1, (slots, self.letters))

@@ -112,7 +112,7 @@ class TextConfig(DataConfig, kind="text"):
         yield from (document.text for document in documents)
 
     def documents(self) -> dict[Split, list[Document]]:
-        """Return the documents of each split, in memory."""
+        """The documents of each split, in memory."""
         return split_documents(list(self.read()), self.heldout)
 
     def streamed(self, split: Split) -> Iterator[Document]:
@@ -167,7 +167,7 @@ class TextData:
         return pack(rows, self.tokenizer.bos if config.row_bos else None, stream.bos)
 
     def stream(self, split: Split) -> "Stream":
-        """Return the tokens of a split; raises `DataError` if it holds none."""
+        """The tokens of a split; raises `DataError` if it holds none."""
         check_split(split)
         if self._streams[split].size < 2:
             raise DataError(
@@ -177,14 +177,14 @@ class TextData:
         return self._streams[split]
 
     def epoch_steps(self, split: Split = "train") -> int:
-        """Return how many batches cover the split once, rounded up."""
+        """Steps of an epoch: how many batches cover the split once, rounded up."""
         return -(-self.stream(split).cuts(self.config.length) // self.config.batch_size)
 
     def documents(self, split: Split) -> Iterator[list[int]]:
         yield from self.stream(split).documents()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a model card records of the corpus; the digest covers every name and text, in order."""
+        """Description of the corpus, as a model card records it; the digest covers every name and text, in order."""
         return {
             "sources": list(self.config.sources),
             "python": platform.python_version(),

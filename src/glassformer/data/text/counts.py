@@ -46,17 +46,17 @@ class BigramModel:
         self.log_probs = torch.from_numpy(np.log((counts + followers * unigram) / totals.astype(np.float32)))
 
     def loss(self, ids: list[int]) -> Tensor:
-        """Return the loss of each token of a document, in nats."""
+        """The loss of each token of a document, in nats."""
         tokens = torch.from_numpy(_array(ids, self.vocab_size))
         before = torch.cat([torch.tensor([self.vocab_size]), tokens])[:-1]
         return -self.log_probs[before, tokens]
 
     def probabilities(self, context: list[int]) -> Tensor:
-        """Return the distribution of the token after a context, over `vocab`."""
+        """The distribution of the token after a context, over `vocab`."""
         return self.log_probs[context[-1] if context else self.vocab_size].exp()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> list[int]:
-        """Return a document of n tokens drawn from the model."""
+        """A document of n tokens drawn from the model."""
         return _sample(self, n, 1, generator)
 
 
@@ -78,7 +78,7 @@ class NGramModel:
         self._orders = _count(stream, vocab_size, order)
 
     def loss(self, ids: list[int]) -> Tensor:
-        """Return the loss of each token of a document, in nats."""
+        """The loss of each token of a document, in nats."""
         stream = self._padded(_array(ids, self.vocab_size))
         probability = np.full(len(stream), 1 / self.vocab_size)
         grams = np.zeros(len(stream), np.int64)
@@ -89,7 +89,7 @@ class NGramModel:
         return torch.from_numpy(-np.log(probability[self.order - 1 :]))
 
     def probabilities(self, context: list[int]) -> Tensor:
-        """Return the distribution of the token after a context that begins a document, over `vocab`."""
+        """The distribution of the token after a context that begins a document, over `vocab`."""
         # only the last order - 1 tokens matter; the leading zero keeps the stream of a unigram model from being empty
         stream = np.concatenate([[0], self._padded(_array(context, self.vocab_size))])[-max(self.order, 2) :]
         base = self.vocab_size + 1
@@ -106,7 +106,7 @@ class NGramModel:
         return torch.from_numpy(probability)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> list[int]:
-        """Return a document of n tokens drawn from the model."""
+        """A document of n tokens drawn from the model."""
         return _sample(self, n, self.order - 1, generator)
 
     def _padded(self, array: np.ndarray) -> np.ndarray:

@@ -112,7 +112,7 @@ class PlantedData:
         self._owner = dict(zip(slots.tolist(), owners.tolist(), strict=True))
 
     def shown(self, step: int) -> PlantedRows:
-        """Return the sequences with how often each has been shown in the batches 1 to `step`."""
+        """The sequences with how often each has been shown in the batches 1 to `step`."""
         past = [owner for slot, owner in self._owner.items() if slot < step * self.config.batch_size]
         found = torch.bincount(torch.tensor(past, dtype=torch.int64), minlength=len(self.planted.ids))
         return self.planted._replace(counts=found)

@@ -49,7 +49,7 @@ class Document:
     key: str | None = None
 
     def hash(self) -> int:
-        """Return the 64-bit hash that the split compares with the held-out share."""
+        """The 64-bit hash that the split compares with the held-out share."""
         return hash64("document", self.text if self.key is None else self.key)
 
 
@@ -75,7 +75,7 @@ class LeftOut(Counter[str]):
 
 
 def read_source(source: str, text_field: str = "text", left_out: LeftOut | None = None) -> Iterator[Document]:
-    """Return the documents of a source one by one.
+    """The documents of a source one by one.
 
     What is not there is refused at once; nothing is read before the first document is asked for.
 
@@ -345,7 +345,7 @@ def _dataset(source: str, datasets: Any, text_field: str) -> Iterator[Document]:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a UTF-8 file; raises `DataError` if it cannot be read, `TextError` if it is not UTF-8."""
+    """The content of a UTF-8 file; raises `DataError` if it cannot be read, `TextError` if it is not UTF-8."""
     return _decoded(_bytes(path), str(path))
 
 

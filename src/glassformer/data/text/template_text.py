@@ -59,7 +59,7 @@ class TemplateText(DataConfig, kind="template_text"):
             yield "".join((*self.sentence("train", random), "."))
 
     def sentence(self, split: Split, random: Random) -> tuple[str, str]:
-        """Return a prompt of a split, and its answer."""
+        """A prompt of a split, and its answer."""
         while True:
             drawn = TEMPLATES[random.choice(self.templates)](random)
             if drawn.split == split:

@@ -51,7 +51,7 @@ _DOCUMENT = """<!doctype html>
 
 
 def explanation_page(payload: Mapping[str, Any]) -> str:
-    """Return an explanation as one self-contained HTML document.
+    """Page of an explanation: one self-contained HTML document.
 
     Args:
         payload: The explanation's JSON document (``docs/explain-json.md``), format version 2.
@@ -63,7 +63,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:
-    """Return a circuits report as one self-contained HTML document.
+    """Page of a circuits report: one self-contained HTML document.
 
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
@@ -72,7 +72,7 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
 
 
 def study_page(payload: Mapping[str, Any]) -> str:
-    """Return the report of a study as one self-contained HTML document.
+    """Page of a study's report: one self-contained HTML document.
 
     Args:
         payload: The report (``glassformer.study.report``), format version 1.
@@ -81,7 +81,7 @@ def study_page(payload: Mapping[str, Any]) -> str:
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
-    """Return results of analyses as one self-contained HTML document.
+    """Page of results of analyses: one self-contained HTML document.
 
     Args:
         results: What analyses returned, one or several.

@@ -17,7 +17,7 @@ FORMAT, VERSION = "glassformer.results", 1
 
 
 def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the document that a page of results carries.
+    """The document that a page of results carries.
 
     Args:
         results: One, or several.

@@ -132,7 +132,7 @@ def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
 
 
 def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
-    """Return parts with an empty line between any two."""
+    """Parts with an empty line between any two."""
     return [line for i, part in enumerate(parts) for line in ([Text("")] if i else []) + [part]]
 
 

@@ -45,7 +45,7 @@ UNLIKE = ("measure", "outcome", "factor")
 
 @singledispatch
 def largest(result: Result, top: int) -> RenderableType:
-    """Return a result's view with so many of its largest entries; of a view that ranks nothing, the view.
+    """A result's view with so many of its largest entries; of a view that ranks nothing, the view.
 
     A view registered here serves `tables` too, with its own default of `top`.
     """
@@ -118,7 +118,7 @@ def noted(notes: Iterable[Note]) -> list[Text]:
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:
-    """Return what `show` prints as plain lines, for logs and tests."""
+    """Plain lines of what `show` prints, for logs and tests."""
     console = Console(width=width, color_system=None, record=False, file=None)
     with console.capture() as capture:
         show(result, console)

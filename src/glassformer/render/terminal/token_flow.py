@@ -126,7 +126,7 @@ def _one_place(found: Labelled) -> Labelled:
 
 
 def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> RenderableType:
-    """Return from which tokens the top of the stack comes at one position."""
+    """Token flow: from which tokens the top of the stack comes at one position."""
     row = result.final.select(query=position)
     odd = int(result.unexplained.values[:, position].sum())
     told = spoken("{n} layers explain nothing here and count as kept", n=odd)
@@ -139,7 +139,7 @@ def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> Rendera
 
 
 def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> RenderableType:
-    """Return the largest vectors that heads bring to one position, and from where."""
+    """The largest vectors that heads bring to one position, and from where."""
     written = result.written.select(query=position)
     weighted = result.weighted.select(query=position)
     index = [{label: i for i, label in enumerate(written.labels(axis))} for axis in ("head", "key")]
