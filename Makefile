@@ -56,7 +56,7 @@ check: $(DEV) docs
 
 docs: $(DEV)
 	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
-	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -j 2 docs docs/_build/html
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py

@@ -24,7 +24,6 @@ from glassformer.cli import main
 from glassformer.errors import ConfigError, UnknownKind, WrongArgument
 from glassformer.labelled import Labelled
 from glassformer.words import speaking
-from one_pass import in_one_pass
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {"n_heads": 2, "d_head": 4, "device": "cpu", "seconds": 60.0}
@@ -55,7 +54,6 @@ def costs(few_calls: None) -> AttentionCosts:
 # ---- growth
 
 
-@in_one_pass
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 1.5, 2.0])
 def test_a_power_law_has_its_exponent_everywhere(exponent: float) -> None:
     lengths = [256, 512, 2048, 4096]
@@ -200,7 +198,6 @@ def test_progress_is_told_in_tokens_up_to_all_of_them() -> None:
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
 
 
-@in_one_pass
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [

@@ -18,7 +18,6 @@ from glassformer.cli import arguments, main
 from glassformer.cli.console import Console, say
 from glassformer.cli.parsing import call_of
 from glassformer.errors import GlassformerError, UnknownModel, nearest, printable, shortened
-from one_pass import in_one_pass
 
 # what clears, rings, moves back, writes over, colours by one character, turns the writing
 STEERING = ["\x1b[31m", "\x07", "\b", "\r", "\x9b31m", "\u202e", "\u2066", "\x00", "\x7f", "\x85"]
@@ -54,7 +53,6 @@ def taken(*words: str) -> dict[str, Any]:
 # --- numbers
 
 
-@in_one_pass
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**20, 10**400])
 def test_a_number_beyond_64_bits_is_refused(number: int) -> None:
     with pytest.raises(GlassformerError, match="--seed"):
@@ -66,7 +64,6 @@ def test_a_number_of_64_bits_is_taken(number: int) -> None:
     assert taken("--seed", str(number))["seed"] == number
 
 
-@in_one_pass
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 @pytest.mark.parametrize("option", ["--rate", "--pair"])
 def test_a_number_that_is_not_finite_is_refused(option: str, number: str) -> None:
@@ -130,7 +127,6 @@ def test_what_was_given_at_great_length_is_shown_by_its_ends() -> None:
     assert len(str(GlassformerError(f'no "{"n" * 10_000}"'))) < 400
 
 
-@in_one_pass
 @pytest.mark.parametrize("text", ["None", "none", "null", "True"])
 def test_a_text_that_reads_like_a_value_is_a_text(text: str) -> None:
     assert taken("--answer", text)["answer"] == text
@@ -153,7 +149,6 @@ def test_nothing_that_is_printed_steers_the_terminal(steering: str, capsys: pyte
     assert shown.count("\\") >= 3 and steering[0] not in shown
 
 
-@in_one_pass
 @pytest.mark.parametrize("harmless", HARMLESS)
 def test_what_steers_nothing_is_printed_as_it_is(harmless: str) -> None:
     assert printable(f"a{harmless}b") == f"a{harmless}b"

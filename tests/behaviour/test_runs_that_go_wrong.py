@@ -18,7 +18,6 @@ from glassformer.errors import CheckpointError, ConfigError, RunFolderError, Sav
 from glassformer.models import RmsNorm, block, repeat
 from glassformer.training import OptimConfig, loop, read_metrics, train
 from glassformer.training.recipes import RECIPES
-from one_pass import in_one_pass
 from tiny_runs import DATA, MODEL, recipe
 from waiting import in_seconds
 
@@ -119,7 +118,6 @@ def test_a_measure_that_is_not_finite_is_null_in_the_metrics(tmp_path):
     assert (read_metrics(tmp_path)[0]["none"], read_metrics(tmp_path)[0]["some"]) == (None, [None, 1.0])
 
 
-@in_one_pass
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["lr", "floor", "eps", "weight_decay", "clip"])
 def test_rates_that_are_not_finite_are_refused(name, number):

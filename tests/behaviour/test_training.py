@@ -19,7 +19,6 @@ from glassformer.errors import CheckpointError, ConfigError, DataError, RunFolde
 from glassformer.models import Learned
 from glassformer.training import OptimConfig, read_metrics, train
 from glassformer.training.recipes import RECIPES
-from one_pass import in_one_pass
 from tiny_runs import MODEL, recipe
 
 
@@ -388,7 +387,6 @@ def test_metrics_that_are_none_or_damaged_are_said(tmp_path):
             read_metrics(tmp_path)
 
 
-@in_one_pass
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -406,7 +404,6 @@ def test_recipes_that_cannot_be_are_refused(build, message):
         build()
 
 
-@in_one_pass
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_shipped_recipe_survives_json(name):
     config = RECIPES[name]()

@@ -36,7 +36,6 @@ from glassformer.models import DecoderConfig, Learned, Mlp, RmsNorm, block, repe
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.trace import Add, Apply, At, Edit, Foreign, Place, Project, Scale, Set, Take, Tape
-from one_pass import in_one_pass
 
 CLEAN = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 CORRUPT = torch.tensor([[1, 5, 3, 9, 0, 3, 7], [4, 9, 8, 1, 6, 2, 10]])
@@ -336,7 +335,6 @@ def test_what_was_read_does_not_change_when_the_module_adds_in_place() -> None:
     assert not gf.run(model, x, read="stream")["stream"].values.any()
 
 
-@in_one_pass
 @pytest.mark.parametrize(
     "at", [At(batch=0), At(batch=1, pos=-1), At(batch=[1, 0], pos=[2, 0]), At(batch=[True, False], d_model=1)]
 )
@@ -550,7 +548,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@in_one_pass
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_spec_is_refused_where_it_is_wrong(mistake: str) -> None:
     wrong = WRONG[mistake]
