@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
@@ -125,7 +125,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     assert requests == addresses
 
 
-_CPU: Counter[str] = Counter()
+_CPU: defaultdict[str, float] = defaultdict(float)
 
 
 def _cpu_seconds() -> float:

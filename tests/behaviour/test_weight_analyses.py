@@ -43,6 +43,7 @@ RUNS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("what", sorted(WEIGHTS))
 def test_every_analysis_of_weights_is_defined_or_says_why(what, name):
@@ -58,6 +59,7 @@ def test_every_analysis_of_weights_is_defined_or_says_why(what, name):
         assert found.values.isfinite().all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("what", sorted(RUNS))
 def test_every_analysis_of_a_run_beside_weights_is_defined_or_says_why(what, name):
