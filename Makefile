@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-all test-gpu stress check docs tables applies families pictures patterns bench format
+.PHONY: demo test test-share test-all test-gpu stress check docs tables applies families pictures patterns bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -28,6 +28,11 @@ demo: $(RUNTIME)
 
 test: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) -m "not full and not gpu and not network"
+
+# of what only the full sweep holds, one test in so many; which ones depends on the sources and tests alone
+SHARE := 6
+test-share: $(DEV)
+	$(BIN)/python -m pytest $(WORKERS) -m "full and not gpu and not network" --hypothesis-profile=ci --share $(SHARE)
 
 test-all: $(DEV)
 	$(if $(COMPILED),$(BIN)/python -m pytest --unchecked $(SWEEP) $(COMPILED))
@@ -51,7 +56,7 @@ check: $(DEV) docs
 
 docs: $(DEV)
 	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
-	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -j 2 docs docs/_build/html
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py

@@ -2,8 +2,8 @@
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
 fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of this one, which has imported the slow libraries once; a notebook also gets a kernel. A comment that says which
-labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages:
+forks of one that has imported the slow libraries once, two at a time; a notebook also gets a kernel. A comment that
+says which labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages:
 `docs/run_examples.py README.md`.
 """
 
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -59,6 +60,28 @@ def run(name: str, source: str) -> bool:
     return passed
 
 
+def run_all(wanted: dict[str, str], at_once: int = 2) -> bool:
+    """Run sources, a few at once; each of so many processes takes the next that none has taken."""
+    fork = multiprocessing.get_context("fork")
+    taken = fork.Value("i", 0)
+    workers = [fork.Process(target=_take_and_run, args=(list(wanted.items()), taken)) for _ in range(at_once)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return all(worker.exitcode == 0 for worker in workers)
+
+
+def _take_and_run(wanted: list[tuple[str, str]], taken: Any) -> None:
+    passed = True
+    while True:
+        with taken.get_lock():
+            mine, taken.value = taken.value, taken.value + 1
+        if mine >= len(wanted):
+            sys.exit(0 if passed else 1)
+        passed &= run(*wanted[mine])
+
+
 def _holds(printed: str, words: str) -> bool:
     """Return whether a text holds words in which `…` stands for any number."""
     return re.search(re.escape(words).replace("…", r"\d+"), printed) is not None
@@ -91,4 +114,4 @@ if __name__ == "__main__":
     wanted = sources()
     if sys.argv[1:]:
         wanted = {name: wanted[name] for name in sys.argv[1:]}
-    sys.exit(not all([run(name, source) for name, source in wanted.items()]))
+    sys.exit(0 if run_all(wanted) else 1)

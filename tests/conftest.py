@@ -1,5 +1,9 @@
 """What every test runs under: fixed seeds, one thread, and fresh memory that is poison."""
 
+import hashlib
+import json
+import os
+import resource
 import signal
 import zlib
 from collections import defaultdict
@@ -21,13 +25,16 @@ ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 # the functions of `glassformer.render.page` that draw them: a conftest must not import the package before its checks
 PAGES = {"glassformer.explanation": "explanation_page", "glassformer.circuits": "circuits_page"}
 
-# both profiles are derandomised: a failure on one machine is a failure on all of them
+# all profiles are derandomised: a failure on one machine is a failure on all of them
 _SLOW_EXAMPLES = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
     "fast", max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.register_profile(
     "full", max_examples=30, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+)
+settings.register_profile(
+    "ci", max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.load_profile("fast")
 
@@ -118,9 +125,33 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     assert requests == addresses
 
 
+_CPU: defaultdict[str, float] = defaultdict(float)
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count the CPU seconds of each file, of the processes that its tests start too."""
+    started = _cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        _CPU[item.nodeid.partition("::")[0]] += _cpu_seconds() - started
+
+
+def pytest_unconfigure() -> None:
+    if (folder := os.environ.get("CPU_BY_FILE")) and _CPU:
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(_CPU), encoding="utf-8")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unchecked", action="store_true", help="leave shape and type annotations unchecked")
     parser.addoption("--stress-minutes", type=float, default=None, help="minutes that each stress test goes on")
+    parser.addoption("--share", type=int, default=0, help="run one in so many of the tests left to the full sweep")
     parser.addoption("--stress-report", default=None, help="JSON file for the outcomes of the stress tests")
 
 
@@ -131,28 +162,57 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_half_to_the_sweep(items)
-    _leave_out_compiled(config, items)
-
-
-def _leave_half_to_the_sweep(items: list[pytest.Item]) -> None:
-    """Mark half of the architectures as `full` for every law over all of them: another half for each law."""
+    from glassformer.attention import MixerConfig
     from glassformer.testing.models import ARCHITECTURES
 
+    _leave_most_to_the_sweep(items, set(ARCHITECTURES), one_in=2)
+    _leave_most_to_the_sweep(items, set(MixerConfig.registry), one_in=3)
+    _leave_pages_to_the_sweep(items)
+    _leave_out_compiled(config, items)
+    if one_in := config.getoption("--share"):
+        _leave_all_but_a_share(config, items, one_in)
+
+
+def _leave_most_to_the_sweep(items: list[pytest.Item], names: set[str], one_in: int) -> None:
+    """Mark as `full` all but one in a few of those names that a law is over: others for each law."""
     laws: dict[tuple[Path, str], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         if isinstance(item, pytest.Function) and "[" in item.name:
-            for name in {str(value) for value in item.callspec.params.values()} & ARCHITECTURES.keys():
+            for name in {str(value) for value in item.callspec.params.values()} & names:
                 laws[item.path, item.originalname][name].append(item)
     for (_, law), drawn in laws.items():
         # who has chosen already, or has few, is left alone
         chosen = any(item.get_closest_marker("full") for some in drawn.values() for item in some)
-        if chosen or len(drawn) < len(ARCHITECTURES) // 2:
+        if chosen or len(drawn) < len(names) // 2:
             continue
         order = sorted(drawn, key=lambda name: zlib.crc32(f"{law} {name}".encode()))
-        for name in order[-(-len(order) // 2) :]:
+        for name in order[-(-len(order) // one_in) :]:
             for item in drawn[name]:
                 item.add_marker(pytest.mark.full)
+
+
+def _leave_pages_to_the_sweep(items: list[pytest.Item]) -> None:
+    """Mark as `full` all tests of a file that open a page in the browser, but its first one."""
+    opening: set[Path] = set()
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("full"):
+            if item.path in opening:
+                item.add_marker(pytest.mark.full)
+            opening.add(item.path)
+
+
+def _leave_all_but_a_share(config: pytest.Config, items: list[pytest.Item], one_in: int) -> None:
+    """Keep one in so many `full` tests, drawn by the tree of sources and tests: the same wherever and whenever."""
+    tree = hashlib.sha256()
+    for path in sorted(path for top in ("src", "tests") for path in (config.rootpath / top).rglob("*.py")):
+        tree.update(path.read_bytes())
+    seed = tree.hexdigest()
+    # only of what the default run leaves out
+    left = [item for item in items if item.get_closest_marker("full")]
+    share = [item for item in left if zlib.crc32(f"{seed} {item.nodeid}".encode()) % one_in == 0]
+    drawn = set(share)
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = share
 
 
 def _leave_out_compiled(config: pytest.Config, items: list[pytest.Item]) -> None:

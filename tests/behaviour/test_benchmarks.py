@@ -5,6 +5,7 @@ import random
 import pytest
 
 from glassformer.bench.paired import Spread, Timing, compare_timed
+from one_pass import in_one_pass
 from run import met
 
 
@@ -37,6 +38,7 @@ def test_an_inverse_swaps_the_ends_of_the_interval() -> None:
     assert Spread(2.0, 1.0, 4.0, 0.5, 5.0).inverse() == Spread(0.5, 0.25, 1.0, 0.2, 2.0)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("ratio", "same", "aim", "kind", "expected"),
     [

@@ -36,6 +36,7 @@ from glassformer.errors import (
     TokenOutOfRange,
 )
 from glassformer.training import train
+from one_pass import in_one_pass
 from tiny_runs import recipe
 
 
@@ -267,6 +268,7 @@ def test_text_and_ids_outside_the_vocabulary_are_refused():
         train_bpe(["a"], 100)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -19,6 +19,7 @@ from glassformer import cli, errors
 from glassformer.attention import QueryKeyOnly
 from glassformer.checkpoints.families import FAMILIES
 from glassformer.models import DecoderConfig, Learned, Mlp, block
+from one_pass import in_one_pass
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,6 +46,7 @@ def program(name: str) -> ModuleType:
     return module
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_error_has_a_page_with_symptom_cause_and_fix(name: str) -> None:
     slug = re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
@@ -107,6 +109,7 @@ def test_a_page_in_chinese_has_the_sections_code_links_and_lists_of_the_english_
     assert chinese in links(english) and english in links(chinese)
 
 
+@in_one_pass
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -116,6 +119,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+@in_one_pass
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_table_has_a_rule_under_its_heads(page: Path) -> None:
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -171,6 +175,7 @@ def test_the_sites_on_the_page_for_newcomers_exist() -> None:
 
 
 # the changelog also names what is gone
+@in_one_pass
 @pytest.mark.parametrize("page", [p for p in TEXTS if p.name != "CHANGELOG.md"], ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_function_that_a_page_names_in_code_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

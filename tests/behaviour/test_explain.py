@@ -30,6 +30,7 @@ from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
 from glassformer.testing import close
 from glassformer.testing.models import DIRECTED, subject
+from one_pass import in_one_pass
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 
@@ -299,6 +300,7 @@ def test_single_results_print_as_tables() -> None:
     assert any("sum" in line for line in lines(direct_logit_attribution(done)))
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("text", "shown"), [(" a\n", "·a⏎"), ("\x1b[31m", "\\u001b[31m"), ("x" * 40, "x" * 15 + "…"), ("[red]", "[red]")]
 )

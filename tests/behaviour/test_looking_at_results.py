@@ -448,6 +448,7 @@ def test_strongest_pairs_and_skip_trigrams_are_drawn_under_their_tokens() -> Non
     assert all(str(label).count(" … ") == 1 and " → " in str(label) for label in panel.value.labels("tokens"))
 
 
+@pytest.mark.full
 def test_a_notebook_shows_a_figure_by_itself() -> None:
     figure: Any = Labelled(torch.rand(3), ("head",)).plot()
     assert figure._repr_png_().startswith(b"\x89PNG")

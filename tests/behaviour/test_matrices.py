@@ -8,6 +8,7 @@ from rich.console import Console, Group
 
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.matrix import matrix, short
+from one_pass import in_one_pass
 
 
 def shown(
@@ -19,6 +20,7 @@ def shown(
     return capture.get()
 
 
+@in_one_pass
 @pytest.mark.parametrize("size", [0.01, 1.0, 400.0])
 @pytest.mark.parametrize("columns", [1, 8, 12, 20, 21, 56, 57, 300])
 def test_a_matrix_fits_the_terminal(columns: int, size: float) -> None:
@@ -67,6 +69,7 @@ def test_labels_of_rows_and_columns_show_spaces_of_tokens_alone() -> None:
         assert "on top" in whole and "0:·a" in whole
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("number", "text"),
     [

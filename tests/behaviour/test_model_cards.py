@@ -12,6 +12,7 @@ from glassformer.errors import UnknownModel
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
 from glassformer.zoo.build import assignments, even_attention, repeated_spans, share_interval
+from one_pass import in_one_pass
 
 NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l", "zh-en")
 
@@ -25,6 +26,7 @@ def test_the_list_of_models_shows_every_figure_of_every_card(capsys, monkeypatch
         assert all(f"{value:.4g}" in told for value in found.figures.values())
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", NAMES)
 def test_a_card_says_what_its_recipe_makes_up(name):
     found = card(name)
@@ -40,6 +42,7 @@ def test_the_list_of_models_says_what_was_made_up(capsys):
     assert capsys.readouterr().out.count("made up:") == sum(bool(found.synthetic) for found in cards().values())
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", NAMES)
 def test_a_score_on_random_tokens_never_stands_alone(name):
     figures = card(name).figures
@@ -65,6 +68,7 @@ def test_repeated_spans_repeat_and_spread_over_the_documents():
     assert (one.diff() == 1).all()
 
 
+@in_one_pass
 @pytest.mark.parametrize(("hits", "of"), [(0, 50), (9, 50), (25, 50), (50, 50)])
 def test_the_interval_of_a_share_holds_it_and_solves_wilsons_equation(hits, of):
     low, high = share_interval(hits, of)
@@ -76,6 +80,7 @@ def test_the_interval_of_a_share_holds_it_and_solves_wilsons_equation(hits, of):
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
+@pytest.mark.full
 def test_assignments_seen_in_training_text_are_not_asked_for(tmp_path):
     model = glassformer.load("gpt-4l")
     (tmp_path / "one.py").write_text("self.crane = crane\n    self.port = port\n    self.pattern = 3\n")

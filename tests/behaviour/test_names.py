@@ -7,6 +7,7 @@ import pytest
 
 import glassformer as gf
 from glassformer import analysis, checkpoints, lazy
+from one_pass import first_of
 
 
 def offered(package: object) -> list[str]:
@@ -25,7 +26,7 @@ def test_the_analyses_offer_their_rooms() -> None:
     assert offered(analysis) == sorted(["Run", "losses", "run", *analysis.ROOMS])
 
 
-@pytest.mark.parametrize("name", ["weights", "study", "analysis"])
+@pytest.mark.parametrize("name", first_of(["weights", "study", "analysis"]))
 def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
     # in a process where nothing else has imported them
     code = f"import sys; sys.path[:0] = {sys.path!r}; import glassformer as gf; gf.{name}"

@@ -32,6 +32,7 @@ from glassformer.files import json_text, reading
 from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
+from one_pass import first_of, in_one_pass
 from waiting import in_seconds
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
@@ -126,7 +127,7 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", first_of(VERBS))
 def test_the_command_line_refuses_them_and_opens_them_when_told(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ DECOMPOSED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", DECOMPOSED)
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_decomposition_of_what_is_not_finite_is_refused(name: str, value: float) -> None:
@@ -180,6 +182,7 @@ def test_a_decomposition_of_what_is_not_finite_is_refused(name: str, value: floa
         DECOMPOSED[name](matrix)
 
 
+@in_one_pass
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 def test_a_tensor_is_finite_if_every_number_is(dtype: torch.dtype) -> None:
     values = torch.full((3, 5), 1.0 if dtype.is_complex else torch.finfo(dtype).max, dtype=dtype)

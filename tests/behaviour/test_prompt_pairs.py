@@ -11,6 +11,7 @@ from glassformer.analysis.causal import answered
 from glassformer.data import Pair, Pairs, induction, read_pairs, repeated_arguments, word_tokenizer, write_pairs
 from glassformer.errors import AnalysisUnavailable, DataError, TextError
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 HEADER = "clean,corrupt,answer,wrong\n"
 
@@ -118,6 +119,7 @@ MISFITS = {
 }
 
 
+@in_one_pass
 @pytest.mark.parametrize("fields, message", MISFITS.values(), ids=MISFITS)
 def test_a_pair_that_does_not_fit_says_why(fields: tuple, message: str) -> None:
     model = gf.load("attn-only-2l")

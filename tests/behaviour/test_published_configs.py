@@ -10,6 +10,7 @@ from glassformer.attention import Attention, LinearScaling, NoPositions, Rope, S
 from glassformer.checkpoints.published import translated
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, EncoderDecoderConfig
+from one_pass import in_one_pass
 
 CASES = all_cases()
 # the first case of a family
@@ -129,6 +130,7 @@ def test_experts_stored_in_four_bits_are_refused() -> None:
         read("gpt_oss", sliding_window=3, quantization_config={"quant_method": "mxfp4"})
 
 
+@in_one_pass
 @pytest.mark.parametrize("kind", ["gpt_neox", "phi", "phi3", "stablelm"])
 def test_a_share_that_turns_half_a_pair_is_refused(kind: str) -> None:
     sizes = {"hidden_size": 48, "partial_rotary_factor": 0.5, "rope_scaling": None}

@@ -21,6 +21,7 @@ from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
 from glassformer.testing import close
+from one_pass import in_one_pass
 from pages import NASTY, Opener, accessibility_report, open_everything
 from results import HEAD, SAMPLES, document, sample
 
@@ -68,6 +69,7 @@ def test_numbers_survive_their_packing_and_everything_shown_has_its_words(name: 
     json.dumps(packed, allow_nan=False)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_page_and_the_json_say_the_same_but_for_how_tensors_are_written(name: str) -> None:
     def without_tensors(value: Any) -> Any:

@@ -17,6 +17,7 @@ from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
 from glassformer.study.replay import drawn, read_replays, replay, replay_reports
 from glassformer.study.report import document, found_in_words, outdated, write_report
+from one_pass import in_one_pass
 
 OWN = '''"""Noise has mean zero."""
 
@@ -116,6 +117,7 @@ def test_the_report_says_what_was_expected_first(tmp_path):
     assert outdated(read_json(path)) == []
 
 
+@pytest.mark.full
 def test_code_that_changed_is_run_again_and_words_are_not(own, tmp_path):
     command = [sys.executable, "-m", "glassformer", "study", "run", own, "--scale", "smoke", "--folder", str(tmp_path)]
 
@@ -155,6 +157,7 @@ STUDY = Study(
 """
 
 
+@pytest.mark.full
 def test_what_is_interrupted_goes_on_and_ends_alike(tmp_path):
     path = tmp_path / f"slow_{os.getpid()}.py"
     path.write_text(SLOW, encoding="utf-8")
@@ -250,6 +253,7 @@ def test_the_smoke_of_a_study_runs(name, tmp_path):
     assert {claim["verdict"] for claim in made["claims"]} <= {"holds", "fails", "undecided", "not defined"}
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("mean", "low", "high", "said"),
     [

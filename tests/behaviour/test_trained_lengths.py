@@ -13,6 +13,7 @@ from families import all_cases, reference_folder
 from glassformer.checkpoints import convert
 from glassformer.checkpoints.families import FIELD, Fields, trained_length
 from glassformer.checkpoints.published import translated
+from one_pass import in_one_pass
 
 CASES = all_cases()
 # what models of these say of their longest context, by the name they have for it
@@ -56,6 +57,7 @@ def test_every_case_with_scaled_positions_has_its_length_written_down_here() -> 
     assert {name for name in CASES if is_scaled(said_by(name))} == set(SPECIAL)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", CASES)
 def test_the_length_a_config_says_is_the_trained_one_and_none_is_made_up(name: str) -> None:
     said = said_by(name)

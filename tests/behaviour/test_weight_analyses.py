@@ -8,6 +8,7 @@ from glassformer import analysis, weights
 from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.testing.models import ARCHITECTURES, subject
+from one_pass import in_one_pass
 
 WEIGHTS = {
     "copying": lambda w: analysis.from_weights.copying(w).ratio,
@@ -42,6 +43,7 @@ RUNS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("what", sorted(WEIGHTS))
 def test_every_analysis_of_weights_is_defined_or_says_why(what, name):
@@ -57,6 +59,7 @@ def test_every_analysis_of_weights_is_defined_or_says_why(what, name):
         assert found.values.isfinite().all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("what", sorted(RUNS))
 def test_every_analysis_of_a_run_beside_weights_is_defined_or_says_why(what, name):
@@ -71,6 +74,7 @@ def test_every_analysis_of_a_run_beside_weights_is_defined_or_says_why(what, nam
     assert found.values.isfinite().all()
 
 
+@in_one_pass
 @pytest.mark.parametrize("what", sorted(WEIGHTS))
 def test_half_precision_weights_give_what_full_ones_do(what):
     model = subject("llama", dtype=torch.float32).model

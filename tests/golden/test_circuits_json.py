@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from one_pass import in_one_pass
 from reports import SAMPLES, sample
 
 STORED = Path(__file__).with_name("circuits.json")
@@ -37,6 +38,7 @@ def test_the_document_of_a_known_model_is_the_stored_one() -> None:
     assert document() == json.loads(STORED.read_text(encoding="utf-8"))
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_document_is_plain_finite_json(name: str) -> None:
     text = sample(name).to_json()

@@ -16,6 +16,7 @@ import torch
 from explanations import SAMPLES, sample
 from glassformer.analysis.reports import explain
 from glassformer.handmade import induction_model
+from one_pass import in_one_pass
 
 STORED = Path(__file__).with_name("explanation.json")
 PAGE = Path(__file__).parents[2] / "docs" / "explain-json.md"
@@ -65,6 +66,7 @@ def test_the_document_is_plain_finite_json(name: str) -> None:
     assert len(text) < 6e6
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", SAMPLES)
 def test_patterns_survive_their_encoding_within_the_stated_error(name: str) -> None:
     found = sample(name)

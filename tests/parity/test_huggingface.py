@@ -12,6 +12,7 @@ from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.trace import Tape
+from one_pass import in_one_pass
 
 TOKENS = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
@@ -90,6 +91,7 @@ def test_gpt2_is_learned_positions_biases_tanh_gelu_and_norms_before() -> None:
 SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
+@in_one_pass
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_llama_is_rms_norm_rotary_positions_grouped_keys_and_swiglu(n_kv_heads: int, scaled: bool) -> None:

@@ -13,6 +13,7 @@ import glassformer as gf
 from families import all_cases, reference_folder
 from glassformer.checkpoints.published import translated
 from glassformer.models.accounting import count_parameters
+from one_pass import in_one_pass
 
 WHERE = Path("config.json")
 # what config.json of each says, and how many parameters its authors count
@@ -62,12 +63,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 }  # fmt: skip
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
     config, expected = PUBLISHED[name]
     assert sum(count_parameters(translated(config, WHERE)[1]).values()) == expected
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_says_the_same_in_the_layout_of_its_day_and_in_todays(name: str) -> None:
     from transformers import CONFIG_MAPPING

@@ -10,6 +10,7 @@ from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import longest, rope, rope_parameters
 from glassformer.errors import CheckpointError
 from glassformer.testing import close
+from one_pass import in_one_pass
 
 FACTORS = {
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
@@ -34,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", CASES)
 def test_scaled_frequencies_equal_the_references(name: str) -> None:
     from transformers import LlamaConfig
@@ -55,6 +57,7 @@ def test_scaled_frequencies_equal_the_references(name: str) -> None:
     assert rope(Fields(config.to_dict() | {"rope_parameters": rope_parameters(ours)})) == ours
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("described", "length"),
     [

@@ -19,6 +19,7 @@ from glassformer.testing.applies import Undecided, as_kind, built, first_sentenc
 from glassformer.testing.calls import right_call
 from glassformer.testing.models import Subject, subject
 from made_up_mechanisms import MADE_UP
+from one_pass import in_one_pass
 
 MADE = {(group, name): model for group, of_group in made().items() for name, model in of_group.items()}
 KINDS = {name: kind for name, (kind, _) in mechanisms().items()}
@@ -74,6 +75,7 @@ def lacking(needed: tuple[str, ...], traits: Traits) -> list[str]:
     return [name for name in needed if not has.get(name, getattr(traits, name))]
 
 
+@in_one_pass
 @pytest.mark.parametrize(("group", "name"), list(MADE))
 def test_no_analysis_answers_where_every_layer_lacks_a_trait_it_assumes(group: str, name: str) -> None:
     model = MADE[group, name]().model

@@ -25,6 +25,7 @@ from glassformer.analysis.sweep import NAMES, accuracy, logit_difference, next_t
 from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 from runtime_checks import lifted
 
 IDS = torch.tensor([[3, 5, 7, 9, 4], [1, 2, 3, 4, 5]])
@@ -119,6 +120,7 @@ BESIDE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_stands_beside_the_analyses_refuses_a_wrong_argument_by_a_public_error(name: str) -> None:
     with lifted(), pytest.raises(GlassformerError):

@@ -8,6 +8,7 @@ import torch
 
 from glassformer.errors import ShapeMismatch, UnknownAxis
 from glassformer.labelled import Labelled, Result
+from one_pass import in_one_pass
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ def test_complex_values_survive_json_and_frames():
     assert list(frame.columns) == ["head", "rank", "value"] and complex(frame["value"][0]) == 1 + 2j
 
 
+@in_one_pass
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64])
 def test_numbers_of_any_type_export(dtype):
     found = Labelled(torch.tensor([1, 2], dtype=dtype), ("x",))

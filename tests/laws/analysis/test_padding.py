@@ -16,6 +16,7 @@ from glassformer.models import EncoderDecoder
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import At, Read
+from one_pass import in_one_pass
 
 LENGTHS, LONGEST = (7, 4, 1), 7
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -199,6 +200,7 @@ def test_a_module_that_takes_an_attention_mask_is_told_and_another_is_refused() 
         gf.run(nn.Embedding(11, 4), ids, lengths=LENGTHS)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "said",
     [

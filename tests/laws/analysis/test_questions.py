@@ -27,6 +27,7 @@ from glassformer.labelled import Labelled
 from glassformer.testing import close
 from glassformer.testing.models import subject
 from glassformer.trace import Read
+from one_pass import in_one_pass
 
 CARDS = {card.name: card for card in cards()}
 # public functions that answer nothing of a model by themselves: what analyses are made of, or take
@@ -71,6 +72,7 @@ def test_every_public_analysis_has_a_card() -> None:
                 assert (name in CARDS) != (name in PARTS), name
 
 
+@in_one_pass
 @pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.name)
 def test_a_card_asks_a_question_and_its_function_is_the_public_one(card: Card) -> None:
     assert card.question.endswith("?") and card.summary.endswith((".", ":"))
@@ -78,6 +80,7 @@ def test_a_card_asks_a_question_and_its_function_is_the_public_one(card: Card) -
     assert (card.sites is not None) or card.of != "one pass"
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_a_run_that_reads_for_an_analysis_gives_what_the_model_and_the_text_give(name: str) -> None:
     """Reading is by the card; `(model, text)` is by the options, which are the defaults here."""

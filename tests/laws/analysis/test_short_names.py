@@ -11,6 +11,7 @@ from glassformer.analysis.sweep import Metric, sweep
 from glassformer.errors import GlassformerError, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.testing.models import subject
 from glassformer.trace import Site
+from one_pass import in_one_pass
 
 
 def passed(name: str, read: str = "*") -> Run:
@@ -18,6 +19,7 @@ def passed(name: str, read: str = "*") -> Run:
     return run(found.model, *found.inputs, read=read)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("model", "short", "site"),
     [
@@ -36,6 +38,7 @@ def test_a_short_name_and_a_layer_stand_for_a_site(model: str, short: tuple[str,
     assert short in done
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("model", "short", "error", "said"),
     [
@@ -58,6 +61,7 @@ def test_a_short_name_of_nothing_or_of_several_sites_says_what_there_is(
     assert short not in done
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("model", "short", "glob"),
     [
@@ -89,6 +93,7 @@ def test_a_short_name_is_all_layers_in_parts_edits_and_tables_too() -> None:
     assert list(found.model.sites("resid_post")) == ["blocks.0.resid_post", "blocks.1.resid_post"]
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("model", "short", "said"),
     [

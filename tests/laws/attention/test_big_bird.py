@@ -8,6 +8,7 @@ from glassformer.attention.kernels.random_blocks import NOTHING, authors, drawn
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import Layer, randomise, stream
+from one_pass import in_one_pass
 
 
 def layer(mixer: BigBird | Softmax, n: int = 24, index: int = 0) -> Layer:
@@ -23,6 +24,7 @@ def gradients(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad((out * weights).sum(), x)[0]
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "config",
     [

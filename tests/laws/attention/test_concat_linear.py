@@ -10,6 +10,7 @@ from glassformer.attention.kernels.running_mean import running_mean
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
+from one_pass import in_one_pass
 
 
 def layer(mixer: MixerConfig, seed: int = 0, **kwargs: object) -> Layer:
@@ -36,6 +37,7 @@ def test_causal_rows_are_the_last_one_cut_off_and_rescaled(seed: int) -> None:
     close(pattern, cut / cut.sum(-1, keepdim=True))
 
 
+@in_one_pass
 @pytest.mark.parametrize("positions", [{}, {"positions": Alibi()}])
 @pytest.mark.parametrize("mixer", [ConcatLinear(), ConcatLinear(temperature=LogN(4)), ConcatLinear(window=3)])
 def test_the_query_has_no_effect_and_its_weights_no_gradient(mixer: MixerConfig, positions: dict) -> None:

@@ -16,6 +16,7 @@ from glassformer.models.accounting import account
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 from glassformer.trace import Set
+from one_pass import in_one_pass
 
 D_HEAD = 4
 Side = Literal["both", "queries", "keys"]
@@ -167,6 +168,7 @@ def test_norms_of_one_side_have_parameters_on_that_side_and_those_without_gains_
         assert sum(counts.values()) == sum(p.numel() for p in model.parameters())
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "norm",
     [

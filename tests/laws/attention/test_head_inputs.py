@@ -28,6 +28,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import QUERY_KEY_NORMS, Layer, randomise
 from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Add, Apply, At, Scale, Set, Tape
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -81,6 +82,7 @@ def test_gradients_at_what_heads_read_add_up_to_the_gradient_through_the_sub_lay
         close(sum(each.sum(1) if each.ndim == 4 else each for each in parts if each is not None), whole)  # type: ignore[arg-type, misc]
 
 
+@in_one_pass
 @pytest.mark.parametrize("norm", [LayerNorm(), RmsNorm()], ids=["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("qk_norm", QUERY_KEY_NORMS, ids=str)
 def test_a_head_with_a_stream_of_its_own_is_a_layer_that_reads_it(norm: LayerNorm | RmsNorm, qk_norm: object) -> None:

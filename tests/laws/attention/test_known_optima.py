@@ -13,6 +13,7 @@ from glassformer.data.tasks.in_context import _estimate
 from glassformer.data.tasks.one_head import entropy, fitted_loss, ranked_loss
 from glassformer.errors import ConfigError
 from glassformer.testing import close
+from one_pass import in_one_pass
 
 
 def random_tables(n_sources: int, n_destinations: int, n_answers: int, seed: int = 0) -> Tensor:
@@ -106,6 +107,7 @@ def test_settings_without_meaning_are_refused() -> None:
 # one head -------------------------------------------------------------------------------------------------------------
 
 
+@in_one_pass
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_one_source_with_n_different_answers_costs_the_mean_log_of_their_ranks(n: int) -> None:
     answers = torch.arange(n)

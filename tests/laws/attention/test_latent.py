@@ -34,6 +34,7 @@ from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 from glassformer.trace import Set, Tape
+from one_pass import in_one_pass
 
 FULL = Latent(7, rotary=4, query_rank=5, norm=True)
 FORMS = {
@@ -164,6 +165,7 @@ def test_the_route_is_the_one_with_fewer_multiply_adds() -> None:
     assert not absorbs(1, 99, streams.projection)
 
 
+@in_one_pass
 @pytest.mark.parametrize("site", ["query", "key", "value", "scores", "pattern", "z"])
 def test_a_site_means_the_same_at_a_step_as_in_one_pass(site: str) -> None:
     layer, x = built(), stream(2, 8)

@@ -7,6 +7,7 @@ from torch.func import jacrev, vmap
 
 from glassformer.attention.linear_map import linear
 from glassformer.testing import close
+from one_pass import in_one_pass
 
 
 def _operands(shape=(3, 5), d_in=6, d_out=4, bias=True):
@@ -16,6 +17,7 @@ def _operands(shape=(3, 5), d_in=6, d_out=4, bias=True):
     return [t.requires_grad_() for t in tensors]
 
 
+@in_one_pass
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 3, 5)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_values_and_gradients_are_those_of_the_library(shape, bias):

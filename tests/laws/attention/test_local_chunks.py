@@ -8,12 +8,14 @@ from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import Layer, causal_context, randomise, stream
+from one_pass import in_one_pass
 
 
 def layer(mixer: LocalChunks | Softmax) -> Layer:
     return Layer(randomise(Attention(4, 2, 3, mixer=mixer).build(12, 64, 0, "").double().eval()))
 
 
+@in_one_pass
 @pytest.mark.parametrize("config", [LocalChunks(chunk=4), LocalChunks(chunk=3, before=2, after=1)], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_query_sees_its_own_chunk_and_those_beside_it_and_both_routes_agree(config: LocalChunks, causal: bool):

@@ -9,6 +9,7 @@ from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import Layer, causal_context, randomise, stream
+from one_pass import in_one_pass
 
 SHARED = Tied(key="query")
 
@@ -43,6 +44,7 @@ def test_sorted_chunks_give_what_the_pattern_gives_and_its_gradients(config: Lsh
         close(gradients(fast, x), gradients(dense, x))
 
 
+@in_one_pass
 @pytest.mark.parametrize("n", [20, 17])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_library_gives_what_its_pattern_gives_and_its_gradients(causal: bool, n: int):

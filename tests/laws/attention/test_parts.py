@@ -21,6 +21,7 @@ from glassformer.attention.kernels.parts import Part, by_all_scores, in_parts
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, stream
+from one_pass import in_one_pass
 
 SCALE = 0.7
 
@@ -86,6 +87,7 @@ def layer(mixer: MixerConfig, n_kv_heads: int, positions: Any) -> Layer:
     return Layer(randomise(config.build(D_MODEL, 64, 0, "").double()))
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", [Softmax(), Differential()])
 @pytest.mark.parametrize("n", [1, 9, 10, 37])
 @pytest.mark.parametrize("n_kv_heads", [1, 2])

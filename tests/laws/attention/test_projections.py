@@ -32,6 +32,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
 from glassformer.trace import At, Scale, Set, Tape
 from glassformer.weights.forward import logits
+from one_pass import in_one_pass
 
 KINDS: dict[str, ProjectionConfig] = {
     "separate": Separate(bias=True, qk_norm=True),
@@ -205,6 +206,7 @@ def test_sweeps_over_latents_equal_the_plain_loop(site: str, axis: str) -> None:
     close(quick.values, analysis.sweep.one_by_one(model, corrupt, plan, metric).values.values)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -15,6 +15,7 @@ from glassformer.models import DecoderConfig, LayerNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, QUERY_KEY_NORMS, Layer, randomise, seeds, stream
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 NORMS = [norm for norm in QUERY_KEY_NORMS if isinstance(norm, QueryKeyNorm)] + [QueryKeyNorm()]
 
@@ -46,6 +47,7 @@ def reference(norm: HeadNorm | NoHeadNorm, flat: Tensor) -> Tensor:
     return torch.cat(made, -1)
 
 
+@in_one_pass
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 def test_queries_and_keys_are_normed_head_by_head_or_all_together(norm: QueryKeyNorm, streams: int) -> None:

@@ -17,6 +17,7 @@ from glassformer.models.accounting import count_flops
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from one_pass import in_one_pass
 
 KINDS: list[tuple[Literal["simple", "value_weighted"], int | None]] = [("simple", None), ("value_weighted", 2)]
 SETTINGS: list[Any] = [
@@ -148,6 +149,7 @@ def test_steps_on_a_state_give_the_rows_of_one_pass(seed: int, mixer: Any, cuts:
         close(layer.module(x[:, cut:], context, state=layer.module.cut(state, cut))[0], whole["out"][:, cut:])
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", ALL, ids=lambda mixer: mixer.described)
 def test_a_document_reads_what_it_reads_alone_and_longer_ones_are_refused(mixer: Any) -> None:
     # more tokens in the row than there are places
@@ -181,6 +183,7 @@ def test_refined_distances_are_those_of_rows_made_gaussians(seed: int) -> None:
     close(flat, uniform(n).expand_as(flat))
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", ALL, ids=lambda mixer: mixer.described)
 def test_it_costs_what_torch_counts(mixer: Any) -> None:
     config = DecoderConfig(11, 12, (block(mixer, n_heads=3),), max_len=10)

@@ -26,6 +26,7 @@ from glassformer.models import GREEDY, Decoder, DecoderConfig, block, generate
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 from glassformer.trace import Apply, At
+from one_pass import in_one_pass
 
 LONG = LongScaling((1.0, 1.5, 2.0), (4.0, 6.0, 9.0), original_length=6, factor=4.0)
 SCALINGS: list[RopeScaling] = [
@@ -185,6 +186,7 @@ def test_weights_alone_do_not_tell_scores_beyond_the_trained_length(scaling: Rop
         w.qk(offset=6)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -28,6 +28,7 @@ from glassformer.attention.scores import masked_softmax
 from glassformer.models.stack import make_context, with_source
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from one_pass import in_one_pass
 
 
 def layer(mixer: Softmax = Softmax(), n_heads: int = 4, **kwargs: object) -> Layer:  # noqa: B008
@@ -163,6 +164,7 @@ def grouped(source: AttentionLayer, n_kv_heads: int, pool: bool = False) -> Laye
     return target
 
 
+@in_one_pass
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("pool", [False, True])
 def test_keys_and_values_tied_inside_groups_equal_grouped_ones(n_kv_heads: int, pool: bool) -> None:

@@ -11,6 +11,7 @@ from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, stream
+from one_pass import in_one_pass
 
 
 def layer(mixer: MixerConfig, positions: PositionsConfig | None = None, n_kv_heads: int = 2) -> Layer:
@@ -29,6 +30,7 @@ def by_a_cache(attention: Layer, x: Tensor, first: int, window: int) -> Tensor:
     return torch.stack(rows, 1)
 
 
+@in_one_pass
 @pytest.mark.parametrize("positions", [NoPositions(), Rope(), Rope(fraction=0.5), Alibi(), RelativeBias(4, 6)])
 @pytest.mark.parametrize(("first", "window"), [(2, 3), (0, 2), (1, 1), (3, 30)])
 def test_positions_are_places_in_the_cache(positions: PositionsConfig, first: int, window: int) -> None:

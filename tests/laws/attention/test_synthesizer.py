@@ -14,6 +14,7 @@ from glassformer.models.accounting import count_flops
 from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from one_pass import in_one_pass
 
 PARTS: Any = ("dense", "random", "fixed", "factorised_dense", "factorised_random", "dot_product")
 KEYLESS = PARTS[:-1]
@@ -60,6 +61,7 @@ def test_factors_as_wide_as_the_context_can_be_any_random_matrix(seed: int) -> N
     close(factored(x), whole(x))
 
 
+@in_one_pass
 @pytest.mark.parametrize("max_len", [1, 2, 7, 9, 12])
 def test_factorised_dense_tiles_one_factor_and_repeats_the_other(max_len: int) -> None:
     layer, n = built("factorised_dense", max_len=max_len), max_len
@@ -110,6 +112,7 @@ def test_the_dot_product_alone_is_softmax(seed: int) -> None:
     close(ours(x), Layer(softmax)(x))
 
 
+@in_one_pass
 @pytest.mark.parametrize("part", PARTS)
 def test_a_document_reads_what_it_reads_alone(part: str) -> None:
     # more tokens in the row than there are places
@@ -122,6 +125,7 @@ def test_a_document_reads_what_it_reads_alone(part: str) -> None:
         close(packed[:, :, where][..., where], alone)
 
 
+@in_one_pass
 @pytest.mark.parametrize("part", KEYLESS)
 def test_a_state_without_a_dot_product_holds_values_alone(part: str) -> None:
     layer, x = built(part), stream(2, 6)
@@ -134,6 +138,7 @@ def test_a_state_without_a_dot_product_holds_values_alone(part: str) -> None:
     assert torch.equal(one, other)
 
 
+@in_one_pass
 @pytest.mark.parametrize("part", PARTS)
 def test_longer_texts_are_refused_with_or_without_state(part: str) -> None:
     layer, x = built(part), stream(1, 10)

@@ -39,6 +39,7 @@ from glassformer.models.norms import NoNorm
 from glassformer.models.stack import make_context, with_source
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from one_pass import in_one_pass
 
 KINDS = [Softmax, General, Additive, Concat, ConcatLinear]
 
@@ -58,6 +59,7 @@ def like(other: Layer, mixer: MixerConfig) -> Layer:
 # by the number of keys ----------------------------------------------------------------------------------------------
 
 
+@in_one_pass
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_query_that_sees_length_keys_has_the_scores_it_has_without(kind: type[MixerConfig]) -> None:
     x, plain = stream(2, 6), layer(kind(sinks=True))  # type: ignore[call-arg]
@@ -159,6 +161,7 @@ def test_rows_stay_as_uncertain_as_keys_grow_in_number() -> None:
 # by head ------------------------------------------------------------------------------------------------------------
 
 
+@in_one_pass
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learned_temperature_multiplies_scores_by_head_and_starts_where_asked(kind: type[MixerConfig]) -> None:
     x, attention = stream(2, 5), layer(kind(temperature=LearnedTemperature(2.0)))  # type: ignore[call-arg]
@@ -224,6 +227,7 @@ def test_no_row_becomes_less_certain_and_the_largest_weight_stays_the_largest(se
     assert torch.equal(after[certain], before[certain])
 
 
+@in_one_pass
 @pytest.mark.parametrize("n", [2, 50, 381, 382, 1000])
 def test_even_rows_stay_even(n: int) -> None:
     scores = torch.full((n,), 1.7, dtype=torch.float64)
@@ -231,6 +235,7 @@ def test_even_rows_stay_even(n: int) -> None:
     assert (float(rule().factor(torch.tensor(math.log(n)))) == 1) == (n in (2, 382, 1000))  # type: ignore[attr-defined]
 
 
+@in_one_pass
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_acts_in_evaluation_and_behind_the_scores(kind: type[MixerConfig]) -> None:
     x, attention = stream(2, 9), layer(kind(temperature=AdaptiveTemperature()))  # type: ignore[call-arg]
@@ -275,6 +280,7 @@ def test_score_paths_sum_to_the_scores_of_the_run(name: str, rotary: bool) -> No
         close(total.tril(), scores[h].tril().nan_to_num(neginf=0.0))
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", SCORED)
 def test_qk_circuits_hold_what_stands_between_query_and_key(name: str) -> None:
     model = decoder(SCORED[name], bias=False)

@@ -23,13 +23,16 @@ from glassformer.numerics.placement import (
 )
 from glassformer.testing.models import subject
 from glassformer.trace import Scale
+from one_pass import in_one_pass
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", TYPES)
 def test_a_type_goes_by_its_name(name: str) -> None:
     assert number_type(name) is number_type(f"torch.{name}") is number_type(getattr(torch, name)) is TYPES[name]
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("short", "name"),
     [
@@ -59,6 +62,7 @@ def test_what_weights_are_not_computed_in_is_refused(dtype: Any, tmp_path: Path)
     assert not (tmp_path / "model").exists()
 
 
+@in_one_pass
 @pytest.mark.parametrize("device", ["cuda:99", "gpu", "", "cpu:x", "xla"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(device: str) -> None:
     with pytest.raises(ConfigError, match="Devices here: cpu"):

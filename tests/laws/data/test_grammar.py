@@ -9,6 +9,7 @@ from glassformer.data import ZhEnConfig
 from glassformer.data.grammar import sentences
 from glassformer.data.grammar.lexicon import PEOPLE, PRONOUNS, TRANSITIVE
 from glassformer.data.grammar.sentences import Mood, _clause, objects
+from one_pass import in_one_pass
 
 DATA = ZhEnConfig(batch_size=64).build()
 
@@ -77,6 +78,7 @@ class _Plain(Random):
         return 0.0 if self.turn == 1 else 0.99
 
 
+@in_one_pass
 @pytest.mark.parametrize(("zh", "en"), CHECKED)
 def test_translations_checked_by_hand_are_the_only_ones(zh, en):
     assert translations(zh) == {en}

@@ -7,6 +7,7 @@ import pytest
 from glassformer.data.text.prose import distinct, is_english, paragraphs
 from glassformer.data.text.sources import Document, read_source
 from glassformer.errors import DataError
+from one_pass import in_one_pass
 
 CODE = '''\
 #!/usr/bin/env python3
@@ -43,6 +44,7 @@ def test_paragraphs_come_from_docstrings_comments_and_long_strings_in_order():
     assert list(paragraphs(CODE)) == ENGLISH
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "text", ["def f(:\n    pass", '"""The end of this text is missing', "a\0b", "(" * 4000, "-" * 200_000 + "1"]
 )
@@ -50,6 +52,7 @@ def test_what_is_no_python_has_no_paragraphs(text: str):
     assert list(paragraphs(text)) == []
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("text", "english"),
     [
@@ -78,6 +81,7 @@ def test_prose_before_a_source_reads_its_english_and_splits_by_its_files(tmp_pat
     assert [d.hash() for d in found] == [d.hash() for d in code[:2]]
 
 
+@pytest.mark.full
 def test_the_standard_library_has_its_help_topics():
     found = {d.name: d.text for d in read_source("prose:python-stdlib")}
     assert "Called when" in found["pydoc_data/topics.py"]

@@ -26,6 +26,7 @@ from glassformer.data import (
     ZipfMarkov,
 )
 from glassformer.data.tasks.puzzles import is_balanced
+from one_pass import in_one_pass
 
 TASKS = [
     Repeat(batch_size=32, length=40, unit_min=3, unit_max=12, vocab_size=30),
@@ -98,6 +99,7 @@ def test_the_answer_key_is_what_the_row_determines(config, split):
         assert solve(config, before) == answer
 
 
+@in_one_pass
 @pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig(batch_size=8)], ids=IDS)
 def test_batches_are_a_pure_function_of_the_step(config):
     one, two = config.build(), config.build()
@@ -111,6 +113,7 @@ def test_batches_are_a_pure_function_of_the_step(config):
     assert not torch.equal(one.batch(0).targets, config.replace(seed=5).build().batch(0).targets)
 
 
+@in_one_pass
 @pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig()], ids=IDS)
 def test_batches_fit_their_config(config):
     data = config.build()
@@ -134,6 +137,7 @@ CONFIGS = [
 ]
 
 
+@in_one_pass
 @pytest.mark.parametrize("config", CONFIGS, ids=[*IDS, "text", "mixture"])
 def test_data_configs_survive_json(config):
     assert DataConfig.from_json(config.to_json()) == config

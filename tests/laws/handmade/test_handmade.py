@@ -42,6 +42,7 @@ from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, NoNorm, Sin
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.trace import At, Scale, Set
+from one_pass import in_one_pass
 
 MODELS: dict[str, Callable[[], Decoder]] = {
     "induction": induction_model,
@@ -140,6 +141,7 @@ def test_the_layout_puts_blocks_side_by_side() -> None:
 # induction ------------------------------------------------------------------------------------------------------------
 
 
+@in_one_pass
 @pytest.mark.parametrize("build", [induction_model, pointer_model])
 @pytest.mark.parametrize("turn", [False, True])
 def test_both_wirings_learn_a_row_from_its_first_copy(build: Callable[[], Decoder], turn: bool) -> None:
@@ -324,6 +326,7 @@ def test_the_loss_of_a_markov_model_on_its_chain_is_the_entropy_rate(d_model: in
     assert model.require_tokenizer().tokens(range(6)) == chain.symbols()
 
 
+@in_one_pass
 @pytest.mark.parametrize("n_heads", [1, 2])
 @pytest.mark.parametrize("d_head", [None, 2, 9])
 def test_the_circuits_of_a_skip_trigram_model_are_its_tables(n_heads: int, d_head: int | None) -> None:
@@ -417,6 +420,7 @@ def test_only_paths_through_both_heads_reach_the_output_of_the_virtual_head() ->
 ROPES = [Rope(), Rope(pairing="interleaved"), Rope(fraction=0.5), Rope(base=500.0, pairing="interleaved", fraction=0.5)]
 
 
+@in_one_pass
 @pytest.mark.parametrize("rope", ROPES, ids=lambda r: f"{r.pairing}-{r.fraction}-{r.base:g}")
 @pytest.mark.parametrize("offset", [1, 3])
 def test_the_rotary_head_scores_distance_by_the_formula(rope: Rope, offset: int) -> None:

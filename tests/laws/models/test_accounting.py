@@ -39,6 +39,7 @@ from glassformer.models.presets import attention_only, transformer_base
 from glassformer.models.schedules import hybrid, published_block
 from glassformer.testing import close
 from glassformer.trace import Tape
+from one_pass import in_one_pass
 
 GPT3, LLAMA3 = "gpt3-175b", "llama3-8b"
 PUBLISHED = {
@@ -87,6 +88,7 @@ def test_every_preset_has_its_published_number_of_parameters(name: str) -> None:
     assert sum(count_parameters(preset(name)).values()) == PUBLISHED[name]
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_json(name: str) -> None:
     config = preset(name)
@@ -322,6 +324,7 @@ def test_every_shape_of_gpt3_can_be_walked() -> None:
         shapes(preset(GPT3), 2049)
 
 
+@in_one_pass
 @pytest.mark.parametrize("rows", [1, 2, 7])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_quick_product_equals_the_usual_one(rows: int, bias: bool) -> None:

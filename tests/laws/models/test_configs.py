@@ -15,6 +15,7 @@ from glassformer.errors import ConfigError, UnknownField, UnknownKind
 from glassformer.models import BlockConfig, DecoderConfig, EncoderDecoderConfig, ModelConfig, NormConfig, block
 from glassformer.testing.layers import POSITIONS
 from glassformer.testing.models import ARCHITECTURES
+from one_pass import in_one_pass
 
 FAMILIES = [ModelConfig, MixerConfig, PositionsConfig, NormConfig, BlockConfig, Attention]
 
@@ -26,6 +27,7 @@ def test_every_architecture_survives_json(name: str) -> None:
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+@in_one_pass
 @pytest.mark.parametrize("positions", POSITIONS, ids=str)
 def test_every_kind_of_position_survives_json(positions: PositionsConfig) -> None:
     assert PositionsConfig.from_json(positions.to_json()) == positions
@@ -53,6 +55,7 @@ def test_an_unknown_field_lists_what_exists() -> None:
         Softmax().replace(windw=3)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -127,6 +130,7 @@ def test_a_kind_cannot_be_registered_twice() -> None:
             pass
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "build",
     [

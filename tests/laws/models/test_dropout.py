@@ -24,6 +24,7 @@ from glassformer.models.presets import transformer_base, transformer_big
 from glassformer.testing import close
 from glassformer.testing.sub_layer_laws import tokens
 from glassformer.trace import Tape
+from one_pass import in_one_pass
 
 MIXERS = [Softmax(), Softmax(window=3), Differential(), Linear(), Lightning(chunk=2)]
 
@@ -39,6 +40,7 @@ def run(model: Any, ids: torch.Tensor, *read: str, seed: int = 3) -> tuple[torch
     return model(ids, tape=tape), tape
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: mixer.described)
 def test_dropout_on_weights_lies_between_the_pattern_and_what_it_mixes(mixer: MixerConfig) -> None:
     model = decoder(mixer, attn_dropout=0.4).build().double().train()
@@ -51,6 +53,7 @@ def test_dropout_on_weights_lies_between_the_pattern_and_what_it_mixes(mixer: Mi
     close(z, F.dropout(pattern, 0.4) @ value)
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: mixer.described)
 def test_reading_the_pattern_changes_no_draw(mixer: MixerConfig) -> None:
     model = decoder(mixer, attn_dropout=0.4, dropout=0.2).build().double().train()

@@ -14,6 +14,7 @@ import glassformer as gf
 from glassformer.attention import Attention
 from glassformer.models import BlockConfig, DecoderConfig, Mlp
 from glassformer.models.evaluation import evaluating
+from one_pass import in_one_pass
 
 IDS = torch.arange(24).reshape(2, 12) % 11
 
@@ -167,6 +168,7 @@ def taking_gradients(what: str, model: Any) -> Any:
     return calls[what]()
 
 
+@in_one_pass
 @pytest.mark.parametrize("what", TAKING_GRADIENTS)
 def test_what_takes_gradients_says_so_under_inference_mode(what: str) -> None:
     with (

@@ -17,6 +17,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, randomise, seeds, stream
 from glassformer.testing.models import subject
 from glassformer.trace import At, Set, SiteTable, Tape
+from one_pass import in_one_pass
 
 CONFIGS = [
     MixtureOfExperts(4, 2, 5),
@@ -193,6 +194,7 @@ def test_matrices_of_the_rest_are_there_and_the_forward_pass_is_whole() -> None:
     assert [layer.name for layer in weights.of(case.model).opaque] == ["mlp", "mlp"]
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -33,6 +33,7 @@ from glassformer.models import (
 from glassformer.models.passes import select_rows
 from glassformer.testing import close
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 VOCAB, WIDTH = 11, 16
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8]]
@@ -240,6 +241,7 @@ def test_the_first_step_of_generate_is_the_one_that_sampling_steps_shows() -> No
     assert generate(model, PROMPTS[:1], sampling, max_new_tokens=1).tokens[0][0] == int(shown.tokens[0])
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("field", "value"),
     [

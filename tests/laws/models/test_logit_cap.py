@@ -15,6 +15,7 @@ from glassformer.models import GREEDY, ModelConfig, generate
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Set
+from one_pass import in_one_pass
 
 CAPPED = [name for name, config in ARCHITECTURES.items() if getattr(config, "logit_cap", None) is not None]
 capped = pytest.mark.parametrize("name", CAPPED)
@@ -96,6 +97,7 @@ def test_a_cap_far_above_the_logits_changes_nothing() -> None:
     close(twin(*found.inputs), found(), 1e-9)
 
 
+@in_one_pass
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["llama", "translator_pre"])
 def test_a_cap_that_is_no_positive_number_is_refused(name: str, cap: float) -> None:

@@ -32,6 +32,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise, seeds, stream
 from glassformer.testing.models import subject
 from glassformer.trace import Scale, Tape
+from one_pass import in_one_pass
 
 NORMS = [LayerNorm(), LayerNorm(bias=False), LayerNorm(gain=False), LayerNorm(gain=False, bias=False)]
 NORMS += [RmsNorm(), RmsNorm(offset=1.0), NoNorm(), LayerNorm(offset=1.0), ScaleOnly(0.3)]
@@ -107,6 +108,7 @@ def test_norms_behind_sub_layers_only():
     close(mid, pre + F.rms_norm(out, (8,), gain, 1e-5))
 
 
+@in_one_pass
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("positions", [None, Learned()])
 def test_what_enters_the_first_block_is_the_norm_of_the_sum_and_its_parts_add_up(norm, positions):
@@ -215,6 +217,7 @@ def test_activations_are_what_their_names_say():
     close(ACTIVATIONS["tanh"](x), (x.exp() - (-x).exp()) / (x.exp() + (-x).exp()))
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "build, match",
     [

@@ -36,6 +36,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise, stream
 from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Apply, Set
+from one_pass import in_one_pass
 
 NAMES = [name for name, config in ARCHITECTURES.items() if config.output_layer is not None]
 named = pytest.mark.parametrize("name", NAMES)
@@ -333,6 +334,7 @@ def test_a_config_without_an_output_layer_is_written_as_before() -> None:
     assert DecoderConfig.from_json(one.to_json()) == one
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -17,8 +17,10 @@ from glassformer.attention import (
 )
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, block, hybrid, published_block
 from glassformer.testing.models import ARCHITECTURES
+from one_pass import in_one_pass
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", [Softmax(), Linear(), Lightning(), Differential()], ids=lambda mixer: mixer.kind)
 def test_a_published_block_departs_from_its_paper_nowhere(mixer: MixerConfig) -> None:
     layers = tuple(published_block(mixer, i, n_heads=2) for i in range(5))

@@ -28,6 +28,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Add, Apply, At, Edit, Project, Read, Scale, Set, Site, Take
+from one_pass import in_one_pass
 
 # what predicts other tokens than it reads cannot go on
 GENERATING = [name for name in ARCHITECTURES if name != "classifier"]
@@ -349,6 +350,7 @@ def test_keys_that_are_made_anew_from_latents_are_edited_at_every_step(site: str
 LENT = {"blocks.0.resid_post": torch.zeros(1, 5, 16)}
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "edit, words",
     [

@@ -30,6 +30,7 @@ from glassformer.models.generate import generate
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, subject
 from glassformer.training import OptimConfig, TrainConfig, train
+from one_pass import in_one_pass
 from pages import Opener
 
 APART = ("classifier", "translator_apart")
@@ -72,6 +73,7 @@ def test_a_folder_written_before_loads_with_its_digests(tmp_path: Path) -> None:
     close(gf.load(tmp_path).unembed.weight.double(), model.unembed.weight)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
@@ -256,6 +258,7 @@ def test_a_model_of_two_vocabularies_is_refused_before_anything_else_is_looked_a
         NEED_ONE_FIRST[name](subject("classifier").model)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", NEED_ONE)
 def test_what_takes_both_ends_for_the_same_tokens_is_unavailable_and_says_so(name: str) -> None:
     with pytest.raises(AnalysisUnavailable, match=r"of one vocabulary \(11\) and its logits are of another \(7\)"):

@@ -14,6 +14,7 @@ from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownS
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, At, HeadAddress, Read, Scale, Set, Take, Tape, head_label, head_labels
+from one_pass import in_one_pass
 
 NAMES = ["gpt2", "llama", "differential", "lightning_hybrid", "translator_pre"]
 
@@ -157,6 +158,7 @@ def test_a_run_that_read_one_head_can_be_the_value_of_an_edit_there() -> None:
         run(found.model, ids, edit=[Set("L1H1.z", part)])
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

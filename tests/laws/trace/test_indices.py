@@ -16,6 +16,7 @@ from glassformer.labelled import Labelled
 from glassformer.numerics.indices import asked, entries, one
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Apply, At, Edit, Project, Read, Scale, Set, Site, Take
+from one_pass import in_one_pass
 
 SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
 IDS = [[3, 5, 7, 9, 4]]
@@ -87,6 +88,7 @@ def test_a_mask_of_the_vocabulary_chooses_tokens() -> None:
     assert torch.equal(*found)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "where",
     [
@@ -99,6 +101,7 @@ def test_what_is_no_place_is_refused_when_it_is_named(where: Any) -> None:
         At(pos=where)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "where",
     [
@@ -116,6 +119,7 @@ def test_a_place_without_its_axis_says_how_to_name_it() -> None:
         At(1.5)
 
 
+@in_one_pass
 @pytest.mark.parametrize("where", [[7], torch.tensor([0, 5]), torch.tensor([-6]), 5, np.array([5])])
 def test_indices_out_of_range_are_refused_in_every_form(where: Any) -> None:
     with pytest.raises(ShapeMismatch, match="the axis has 5 entries"):
@@ -166,6 +170,7 @@ def test_what_a_shorter_run_read_is_not_spread_over_positions() -> None:
     torch.testing.assert_close(two.logits[0], one.logits[0])
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     "make",
     [

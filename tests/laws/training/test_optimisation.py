@@ -15,6 +15,7 @@ from glassformer.models import DecoderConfig, LabelSmoothing, LayerNorm, Learned
 from glassformer.testing import close
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 from glassformer.training.loop import _parts
+from one_pass import in_one_pass
 from tiny_runs import DATA, MODEL, recipe
 
 
@@ -131,6 +132,7 @@ def gradients(model: Any, batches: list[Batch], shares: list[float]) -> list[tor
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@in_one_pass
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(count):
     model = MODEL.build().double().eval()

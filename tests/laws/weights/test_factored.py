@@ -8,6 +8,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.testing import close
 from glassformer.weights import Factored
 from glassformer.weights.largest import largest
+from one_pass import in_one_pass
 
 
 def _normal(*shape, seed=0):
@@ -86,6 +87,7 @@ def test_the_largest_entries_are_found_whatever_the_block(shape, k, block, large
     close(flat.gather(-1, found.rows * m.shape[-1] + found.columns), found.values)
 
 
+@in_one_pass
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("by_size", [False, True])
 @pytest.mark.parametrize("kind", ["even", "falling", "nearly constant", "zero"])
@@ -135,6 +137,7 @@ def test_grouped_batches_broadcast():
     close(m[1, 2].dense(), left[1, 0] @ right[2])
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("what", "match"),
     [

@@ -13,6 +13,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Scale, Set, Tape
+from one_pass import in_one_pass
 
 EVERY = sorted(ARCHITECTURES)
 FORMS = [(False, False), (True, False), (False, True), (True, True)]
@@ -73,6 +74,7 @@ def _run(name, **changes):
     return model, tape.values
 
 
+@in_one_pass
 @pytest.mark.parametrize("kv", [4, 2, 1])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rope", [None, Rope(), Rope(pairing="interleaved"), Rope(fraction=0.5)])

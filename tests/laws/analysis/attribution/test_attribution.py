@@ -17,6 +17,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import DIRECTED, Subject, subject
 from glassformer.trace import Add, At, Scale, Set
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", DIRECTED)
 
@@ -48,6 +49,7 @@ def test_components_sum_to_the_difference_of_two_logits(name: str) -> None:
     close(found.contributions.values.sum(), raw_logits(done)[0, -1, 3] - raw_logits(done)[0, -1, 5])
 
 
+@in_one_pass
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
 @pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()], ids=lambda n: f"{n.kind}")
 def test_components_sum_to_the_logit_in_every_wiring_with_every_norm(wiring: Any, norm: Any) -> None:

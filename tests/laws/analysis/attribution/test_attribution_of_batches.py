@@ -22,6 +22,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import DIRECTED, Subject, attention_decoders, subject
 from glassformer.trace import Set
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", DIRECTED)
 # every row and position
@@ -137,6 +138,7 @@ def test_neurons_and_their_bias_sum_to_their_mlp(name: str) -> None:
         close(total, whole[str(label)].values, 1e-8)
 
 
+@in_one_pass
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
 @pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()], ids=lambda n: f"{n.kind}")
 def test_heads_behind_norms_and_gates_are_split_in_every_wiring(wiring: Any, norm: Any) -> None:

@@ -18,6 +18,7 @@ from glassformer.models import DecoderConfig, Learned
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, subject
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -148,6 +149,7 @@ PAIRS = [
 ]
 
 
+@in_one_pass
 @pytest.mark.parametrize(("first", "second", "word", "head", "deciding"), PAIRS)
 @pytest.mark.parametrize("turned", [False, True])
 def test_in_the_model_made_by_hand_one_head_and_one_token_of_each_context_move_the_word(
@@ -178,6 +180,7 @@ def test_the_model_made_by_hand_says_every_verb_of_the_grammar() -> None:
         assert top.values.tolist() == pytest.approx([20.0, 10.0], abs=1e-6)
 
 
+@pytest.mark.full
 def test_a_trained_model_moves_nouns_by_the_word_that_decides_their_sense(tmp_path: Path) -> None:
     from glassformer.training import train
     from glassformer.training.recipes import recipe

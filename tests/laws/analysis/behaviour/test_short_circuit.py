@@ -19,6 +19,7 @@ from glassformer.testing.applies import made as made_by_group
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, Apply, At, Tape
+from one_pass import in_one_pass
 
 DECODERS = sorted(name for name, config in ARCHITECTURES.items() if config.kind == "decoder")
 TRANSLATORS = sorted(set(ARCHITECTURES) - set(DECODERS))
@@ -131,6 +132,7 @@ def test_with_all_layers_short_circuited_no_other_token_matters(name: str) -> No
     assert not torch.equal(given()[:, same], given.model(changed)[:, same])
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", TRANSLATORS)
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_encoders_and_decoders_of_translators_are_short_circuited_alike(name: str, stack: str) -> None:

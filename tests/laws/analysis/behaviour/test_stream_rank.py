@@ -15,6 +15,7 @@ from glassformer.models import DecoderConfig, Mlp, NoNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise, seeds, stream
 from glassformer.testing.models import ARCHITECTURES, subject
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -86,6 +87,7 @@ def test_every_variant_has_numbers_of_its_own_at_every_depth(name: str) -> None:
     assert all((trained[i, -1] / trained[j, -1] - 1).abs() > 1e-6 for i in range(len(trained)) for j in range(i))
 
 
+@in_one_pass
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
 def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> None:
     layer = block(n_heads=2, mlp=Mlp(6), wiring=wiring, norm=NoNorm())  # type: ignore[arg-type]

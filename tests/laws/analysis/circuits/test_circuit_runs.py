@@ -16,6 +16,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import seeds
 from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -106,6 +107,7 @@ def test_cutting_the_logits_off_from_a_head_changes_what_the_last_norm_reads(nam
     close(_logits(runs, cut[None]), patched)
 
 
+@in_one_pass
 @pytest.mark.parametrize("slot", ["q", "k", "v"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "differential", "linear", "smeared"])
 def test_cutting_all_edges_into_a_key_sets_it_to_the_corrupt_runs(name: str, slot: str) -> None:

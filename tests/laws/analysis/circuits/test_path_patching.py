@@ -26,6 +26,7 @@ from glassformer.models import Decoder
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, DIRECTED, Subject, attention_decoders
 from glassformer.trace import At, Set
+from one_pass import in_one_pass
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # writes are added as they are, and there is no cap on logits: what attribution splits is what the metric measures
@@ -66,6 +67,7 @@ def test_all_senders_together_change_what_a_receiver_reads_by_all_of_the_differe
         close(_read(runs, r, cut[None])[0], expected)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "parallel", "translator_pre"])
 def test_differences_of_single_edges_add_up_in_what_a_receiver_reads(name: str) -> None:
     runs = pair(name).runs()

@@ -9,6 +9,7 @@ from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, subject
+from one_pass import in_one_pass
 
 PLAIN = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwich", "post", "bare", "translator_pre"]
 
@@ -42,6 +43,7 @@ def test_every_head_is_scored_or_said_to_be_left_out():
         assert sorted([*found.ratio.labels("head"), *found.left_out]) == sorted(w.labels), name
 
 
+@in_one_pass
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_biases_play_no_part(name, augment):
@@ -62,6 +64,7 @@ def test_heads_of_several_layers_are_summed_before_the_eigenvalues_are_taken(nam
         close(found.ratio.select(head="L0H1+L1H0").values, _ratio(torch.linalg.eigvals(dense)), 1e-6)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only"])
 @pytest.mark.parametrize("tokens", [None, [1, 2, 5, 7, 10]])
 def test_rates_count_where_the_diagonal_stands_in_its_row(name, tokens):
@@ -120,6 +123,7 @@ def test_a_rotation_of_the_stream_changes_nothing():
     close(after.trace.values, before.trace.values)
 
 
+@in_one_pass
 @pytest.mark.parametrize(
     ("name", "heads", "match"),
     [

@@ -26,6 +26,7 @@ from glassformer.attention import Alibi, Attention, QueryKeyNorm, Rope, Softmax
 from glassformer.models import DecoderConfig, Learned, Mlp, block
 from glassformer.testing import close
 from glassformer.testing.models import Subject, drawn
+from one_pass import in_one_pass
 
 NORMS = {
     "shared": QueryKeyNorm(),
@@ -87,6 +88,7 @@ def test_a_cap_acts_before_what_positions_add() -> None:
     close(ours.patterns.values[0], expected.softmax(-1))
 
 
+@in_one_pass
 @pytest.mark.parametrize("gains", ["shared", "own"])
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_parts_share_one_scale_where_positions_are_in_the_stream(side: Any, gains: Any) -> None:

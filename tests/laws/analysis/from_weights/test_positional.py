@@ -24,6 +24,7 @@ from glassformer.models import DecoderConfig, EncoderConfig, Learned, NoNorm, Rm
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 KINDS = {
     "learned": ({}, {"positions": Learned()}),
@@ -189,6 +190,7 @@ VISIBLE = [
 ]
 
 
+@in_one_pass
 @pytest.mark.parametrize("mixer", VISIBLE, ids=str)
 def test_where_all_tokens_are_one_position_alone_gives_the_pattern(mixer):
     layer = block(mixer, n_heads=4, positions=Rope(), bias=True, norm=RmsNorm())

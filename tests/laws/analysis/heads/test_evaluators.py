@@ -16,6 +16,7 @@ from glassformer.models.block import BlockConfig
 from glassformer.testing import close
 from glassformer.testing.models import DIRECTED, subject
 from glassformer.trace import Tape
+from one_pass import in_one_pass
 
 DECODERS = [name for name in DIRECTED if not name.startswith("translator")]
 
@@ -88,6 +89,7 @@ def test_scores_agree_with_the_roles_and_stay_in_bounds(name: str) -> None:
     assert (found.spread.values[..., : 6 if model.one_vocabulary() else 5] >= 0).all()
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "sandwich", "post", "lightning_hybrid"])
 def test_copying_is_what_the_definition_says(name: str) -> None:
     """The slow form: scales frozen at what they are, all logits, one query at a time."""

@@ -18,6 +18,7 @@ from glassformer.models import DecoderConfig, block, repeat
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, DIRECTED, Subject, attention_decoders, subject
+from one_pass import in_one_pass
 
 
 def check_sum(found: Subject, centred: bool) -> None:
@@ -47,6 +48,7 @@ def test_all_pairs_together_are_the_paths_of_order_two_in_any_small_model(found:
     check_sum(found, True)
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "post", "differential", "sandwich"])
 def test_a_pair_contributes_what_the_paths_through_it_do(name: str) -> None:
     found = subject(name)

@@ -8,10 +8,12 @@ from glassformer.analysis.token_flow import neuron_shares
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.testing import close
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 SITES = ["blocks.1.mlp.hidden", "blocks.1.mlp.out"]
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "llama", "sandwich", "post", "parallel"])
 def test_shares_of_neurons_and_bias_are_one_and_measure_nearness(name: str) -> None:
     found = subject(name)

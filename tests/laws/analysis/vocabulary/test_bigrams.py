@@ -11,12 +11,14 @@ from glassformer.models import DecoderConfig, Learned
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 
 def _table(n=6, seed=0):
     return torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).softmax(-1)
 
 
+@in_one_pass
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("fields", [{}, {"positions": Learned()}, {"logit_cap": 0.5}, {"unembed_bias": True}])
 def test_a_model_without_layers_is_its_direct_path(fields, fold):

@@ -10,12 +10,14 @@ from glassformer.analysis.vocabulary._skip_trigrams import follows_more
 from glassformer.errors import AnalysisUnavailable
 from glassformer.testing import close
 from glassformer.testing.models import subject
+from one_pass import in_one_pass
 
 BOS, KEEP, IN, MIND, AT, BAY = range(6)
 TEXT = [[BOS, KEEP, IN, MIND], [BOS, KEEP, AT, BAY]]
 CELLS = (["keep"], ["in", "at"], ["mind", "bay"])
 
 
+@in_one_pass
 @pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only"])
 @pytest.mark.parametrize("tokens", [None, [1, 2, 5, 7, 10]])
 def test_rules_are_the_largest_products_of_attention_and_effect(name, tokens):
