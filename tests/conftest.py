@@ -165,8 +165,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from glassformer.attention import MixerConfig
     from glassformer.testing.models import ARCHITECTURES
 
-    _leave_most_to_the_sweep(items, set(ARCHITECTURES), one_in=2)
-    _leave_most_to_the_sweep(items, set(MixerConfig.registry), one_in=3)
+    for names in (set(ARCHITECTURES), set(MixerConfig.registry)):
+        _leave_most_to_the_sweep(items, names, one_in=3)
     _leave_pages_to_the_sweep(items)
     _leave_out_compiled(config, items)
     if one_in := config.getoption("--share"):
