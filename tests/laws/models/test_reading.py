@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said_in_the_same_words_whoever_reads(wrong: str) -> No
 
 def test_what_only_some_readers_may_be_given_is_refused_by_them() -> None:
     model, pair = reader(), reader("translator_post")
-    batch = Batch(*[torch.tensor([[3, 4]])] * 2, torch.ones(1, 2).bool())
+    batch = Batch(torch.tensor([[3, 4]]), torch.tensor([[4, 5]]), torch.ones(1, 2).bool())
     refused: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: model.read(list(range(3, 9)) * 2),
