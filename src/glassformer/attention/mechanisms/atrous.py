@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Counts
 from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.classes import by_class
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
@@ -35,7 +36,6 @@ from glassformer.attention.mixer import Dims, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
-from glassformer.config import require
 from glassformer.trace import Tape
 
 
@@ -75,7 +75,7 @@ class Atrous(SoftmaxWeights, kind="atrous"):
             those of heads, in their order, repeated until every head has one.
     """
 
-    rate: int | tuple[int, ...] = 16
+    rate: Count | Counts = 16
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = (
@@ -85,10 +85,6 @@ class Atrous(SoftmaxWeights, kind="atrous"):
         {"rate": 2, "cap": 0.5},
         {"rate": (1, 2), "window": 3, "sinks": True, "temperature": LogN(2)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(len(self.rates) > 0 and min(self.rates) >= 1, f"atrous: rate must be at least 1, found {self.rate}.")
 
     @property
     def rates(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context, Documents, Padding, Run
 from glassformer.attention.kernels.blocked import neighbours
 from glassformer.attention.kernels.fused import attend_masked
@@ -56,13 +57,13 @@ class BigBird(MixerConfig, kind="big_bird"):
         full_up_to: Texts of so many tokens or fewer are read by full attention.
     """
 
-    block: int = 64
-    n_random: int = 3
+    block: Count = 64
+    n_random: Natural = 3
     form: Literal["itc", "etc"] = "itc"
-    n_global: int = 0
+    n_global: Natural = 0
     random: Random = "drawn"
     seed: int = 0
-    full_up_to: int = 0
+    full_up_to: Natural = 0
 
     bidirectional: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
@@ -75,9 +76,6 @@ class BigBird(MixerConfig, kind="big_bird"):
     )
 
     def __post_init__(self) -> None:
-        require(self.block >= 1, f"big_bird: block must be at least 1, found {self.block}.")
-        for name in ("n_random", "n_global", "full_up_to"):
-            require(getattr(self, name) >= 0, f"big_bird: {name} must not be negative, found {getattr(self, name)}.")
         require(
             self.form == "etc" or self.n_global == 0,
             f'big_bird: n_global={self.n_global} belongs to form="etc"; in "itc" the first and last block are global.',

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Causal, Context, Window
 from glassformer.attention.kernels.blocked import window_of
 from glassformer.attention.kernels.tiles import Tiles, tiled_softmax
@@ -31,7 +32,6 @@ from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
-from glassformer.config import require
 from glassformer.trace import Tape
 
 
@@ -49,16 +49,11 @@ class Blockwise(SoftmaxWeights, kind="blockwise"):
         key_block: Keys of a tile.
     """
 
-    query_block: int = 128
-    key_block: int = 128
+    query_block: Count = 128
+    key_block: Count = 128
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = ({"query_block": 2, "key_block": 3}, {"query_block": 3, "key_block": 1, "window": 3, "cap": 0.5})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("query_block", "key_block"):
-            require(getattr(self, name) >= 1, f"blockwise: {name} must be at least 1, found {getattr(self, name)}.")
 
 
 class BlockwiseMixer(SoftmaxMixer, config=Blockwise):

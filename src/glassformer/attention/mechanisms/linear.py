@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Amount
 from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.attention.packed import by_document, documents_of
-from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
 
@@ -37,15 +37,12 @@ class Linear(MixerConfig, kind="linear"):
     """
 
     feature_map: Literal["elu", "softplus"] = "elu"
-    eps: float = 1e-6
+    eps: Amount = 1e-6
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
     stores_keys: ClassVar[bool] = False
     wide_state: ClassVar[bool] = True
     variants = ({"feature_map": "softplus"}, {"eps": 0.0})
-
-    def __post_init__(self) -> None:
-        require(self.eps >= 0, f"linear: eps must not be negative, found {self.eps}.")
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value."""

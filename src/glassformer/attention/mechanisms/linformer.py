@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.places import places, rows_at
 from glassformer.attention.scores import masked_softmax
 from glassformer.attention.shared import Shared
-from glassformer.config import require
 from glassformer.trace import Tape
 
 
@@ -50,7 +50,7 @@ class Linformer(MixerConfig, kind="linformer"):
             positions; the last two over as many positions as a text of `max_len` has for each row.
     """
 
-    rank: int = 128
+    rank: Count = 128
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
     rows: Literal["learned", "mean", "convolution"] = "learned"
 
@@ -62,9 +62,6 @@ class Linformer(MixerConfig, kind="linformer"):
         {"rank": 8, "rows": "mean"},
         {"rank": 8, "rows": "convolution", "sharing": "key_value"},
     )
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, f"linformer: rank must be at least 1, found {self.rank}.")
 
     @property
     def crosses(self) -> bool:

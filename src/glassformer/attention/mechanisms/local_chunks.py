@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.blocked import neighbours
 from glassformer.attention.kernels.fused import attend_masked
@@ -28,7 +29,6 @@ from glassformer.attention.mixer import Dims, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
-from glassformer.config import require
 from glassformer.trace import Tape
 
 
@@ -62,9 +62,9 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
         after: How many chunks behind its own, in a text that is read both ways.
     """
 
-    chunk: int = 64
-    before: int = 1
-    after: int = 0
+    chunk: Count = 64
+    before: Natural = 1
+    after: Natural = 0
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = (
@@ -72,14 +72,6 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
         {"chunk": 3, "before": 0},
         {"chunk": 2, "before": 1, "after": 1, "sinks": True},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.chunk >= 1, f"local_chunks: chunk must be at least 1, found {self.chunk}.")
-        for name in ("before", "after"):
-            require(
-                getattr(self, name) >= 0, f"local_chunks: {name} must not be negative, found {getattr(self, name)}."
-            )
 
     @property
     def rule(self) -> Rule:

@@ -34,6 +34,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Counts, Natural
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import blocks_of
 from glassformer.attention.kernels.classes import by_class
@@ -45,7 +46,6 @@ from glassformer.attention.mechanisms.atrous import EveryNth, heads_by_rate, in_
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, placed, products
-from glassformer.config import require
 from glassformer.trace import Tape, site
 
 
@@ -60,9 +60,9 @@ class Longformer(MixerConfig, kind="longformer"):
             has one.
     """
 
-    window: int = 257
-    n_global: int = 0
-    dilation: int | tuple[int, ...] = 1
+    window: Count = 257
+    n_global: Natural = 0
+    dilation: Count | Counts = 1
 
     traits: ClassVar[Traits] = Traits(
         "grouped", has_scores=True, bilinear_scores=True, streams=2, share_width=False, value_streams=2
@@ -73,14 +73,6 @@ class Longformer(MixerConfig, kind="longformer"):
         {"window": 3, "n_global": 2, "dilation": 2},
         {"window": 2, "dilation": (1, 2)},
     )
-
-    def __post_init__(self) -> None:
-        require(self.window >= 1, f"longformer: window must be at least 1, found {self.window}.")
-        require(self.n_global >= 0, f"longformer: n_global must not be negative, found {self.n_global}.")
-        require(
-            len(self.dilations) > 0 and min(self.dilations) >= 1,
-            f"longformer: dilation must be at least 1, found {self.dilation}.",
-        )
 
     @property
     def dilations(self) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.kernels.union import Pairs, alike, union_softmax
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
@@ -61,8 +62,8 @@ class Lsh(MixerConfig, kind="lsh"):
     """
 
     n_buckets: int | tuple[int, ...] = 64
-    chunk: int = 64
-    n_rounds: int = 4
+    chunk: Count = 64
+    n_rounds: Count = 4
     form: Literal["paper", "library"] = "paper"
     seed: int = 0
 
@@ -78,8 +79,6 @@ class Lsh(MixerConfig, kind="lsh"):
             len(self.factors) == 1 or self.form == "library",
             f'lsh: several factors of n_buckets belong to form="library", found {self.n_buckets}.',
         )
-        require(self.chunk >= 1, f"lsh: chunk must be at least 1, found {self.chunk}.")
-        require(self.n_rounds >= 1, f"lsh: n_rounds must be at least 1, found {self.n_rounds}.")
 
     @property
     def factors(self) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Mask, Rule
 from glassformer.attention.kernels import sparse
 from glassformer.attention.kernels.blocked import blocks_of
@@ -82,7 +83,7 @@ class Sparse(SoftmaxWeights, kind="sparse"):
     """
 
     form: Literal["strided", "fixed"] = "strided"
-    stride: int = 128
+    stride: Count = 128
     summary: int = 8
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
@@ -96,8 +97,6 @@ class Sparse(SoftmaxWeights, kind="sparse"):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.stride >= 1, f"sparse: stride must be at least 1, found {self.stride}.")
         require(
             self.form == "strided" or 1 <= self.summary <= self.stride,
             f"sparse: summary must be from 1 to the stride, {self.stride}, found {self.summary}.",

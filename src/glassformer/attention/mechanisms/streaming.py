@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import in_blocks, is_blocked, joined, window_pieces
 from glassformer.attention.kernels.fused import fused_softmax
@@ -35,7 +36,6 @@ from glassformer.attention.kernels.parts import Part, in_parts
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, product
-from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
 
@@ -49,17 +49,13 @@ class Streaming(MixerConfig, kind="streaming"):
         scale: Factor on the scores; 1 / sqrt(d_head) by default.
     """
 
-    first: int = 4
-    window: int = 1020
+    first: Natural = 4
+    window: Count = 1020
     scale: float | None = None
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
     stores_keys: ClassVar[bool] = False
     variants = ({"first": 1, "window": 2}, {"first": 2, "window": 1}, {"first": 0, "window": 3, "scale": 1.0})
-
-    def __post_init__(self) -> None:
-        require(self.first >= 0, f"streaming: first must not be negative, found {self.first}.")
-        require(self.window >= 1, f"streaming: window must be at least 1, found {self.window}.")
 
     @property
     def crosses(self) -> bool:

@@ -24,12 +24,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.summed import summed
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import scaled_scores
-from glassformer.config import require
 from glassformer.trace import Tape, site
 
 # each is zero at zero, which is where hidden keys are put
@@ -46,15 +46,10 @@ class SumNormalised(MixerConfig, kind="sum_normalised"):
     """
 
     function: Literal["square", "relu", "identity"] = "square"
-    window: int | None = None
+    window: Count | None = None
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
     variants = ({"function": "relu"}, {"function": "identity"}, {"window": 3})
-
-    def __post_init__(self) -> None:
-        require(
-            self.window is None or self.window >= 1, f"sum_normalised: window must be at least 1, found {self.window}."
-        )
 
     @property
     def reach(self) -> int | None:
