@@ -66,9 +66,10 @@ class SoftmaxWeights(MixerConfig):
 
 
 class SoftmaxWeightsMixer(Mixer):
-    """Softmax of what `scores` says, which has to be written; `fast` too, where there is a quicker route."""
+    """Softmax of what `scores` says, which has to be written; `mixed = fused` too, where that is a product."""
 
     config: SoftmaxWeights
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     def __init__(self, config: SoftmaxWeights, dims: Dims, path: str) -> None:
         if config.cap is not None:
@@ -145,7 +146,10 @@ class SoftmaxWeightsMixer(Mixer):
         pattern = masked_softmax(wide, empty_rows=empty_rows)
         return (pattern if self.sinks is None else pattern[..., :-1]).to(scores.dtype)
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        return not self.needs_scores and super().mixes(context, q, k)
+
+    def fused(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
         return self.fused_heads(q, k, v, context, self.config.limit)
 

@@ -31,7 +31,6 @@ from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import distances, is_blocked, windowed
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, scaled_scores
 from glassformer.trace import Tape, changes, site
 
@@ -71,6 +70,7 @@ class AdaptiveSpanMixer(Mixer, config=AdaptiveSpan):
     LAZY = ("span",)
 
     config: AdaptiveSpan
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     def __init__(self, config: AdaptiveSpan, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
@@ -104,16 +104,10 @@ class AdaptiveSpanMixer(Mixer, config=AdaptiveSpan):
         faded = self._faded(_apart(scores), self.span()[heads]).to(scores.dtype)
         return masked_softmax(scores + faded, empty_rows=empty_rows)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         reached = self.reached()
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-
-            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-                return self.fast(q, k, v, x, context, None)
-
-            return by_document(alone, context, runs, q, k, v, x)
         if not context.looks_back or not is_blocked(context, q.shape[-2], k.shape[-2], reached):
-            return self.dense(q, k, v, x, context, tape)
+            return self.dense(q, k, v, q, context, None)
         faded = self._faded(distances(reached, q.device), self.span()).to(q.dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -30,9 +30,7 @@ from glassformer.attention.kernels.blocked import window_of
 from glassformer.attention.kernels.tiles import Tiles, tiled_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class Blockwise(SoftmaxWeights, kind="blockwise"):
 
 class BlockwiseMixer(SoftmaxMixer, config=Blockwise):
     config: Blockwise  # type: ignore[assignment]
+    mixes_biased = mixes_continued = mixes_compiled = False
 
     @property
     def takes_parts(self) -> bool:
@@ -67,17 +66,8 @@ class BlockwiseMixer(SoftmaxMixer, config=Blockwise):
     def needs_scores(self) -> bool:
         return self.sinks is not None or (self.temperature is not None and self.temperature.reads_scores)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
-        if self.needs_scores or context.biased or n != k.shape[-2] or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
-        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
-        if (runs := documents_of(context, n, n, len(q))) is not None:
-            return by_document(self._tiled, context, runs, q, k, v)
-        return self._tiled(context, q, k, v)
-
-    def _tiled(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        return tiled_softmax(q, k, v, self._tiles(context))
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        return tiled_softmax(q, per_query_head(k, q), per_query_head(v, q), self._tiles(context))
 
     def _tiles(self, context: Context) -> Tiles:
         config, size = self.config, window_of(context, self.config.window)

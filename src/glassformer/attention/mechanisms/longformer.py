@@ -44,7 +44,6 @@ from glassformer.attention.kernels.sparse import Tokens, met_by_all, near
 from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.atrous import EveryNth, heads_by_rate, in_order, repeated
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.trace import Tape, site
 
@@ -143,15 +142,7 @@ class LongformerMixer(Mixer, config=Longformer):
             context.memo[key] = found if real is None else found & real
         return context.memo[key]
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n, m = q.shape[-2], k.shape[-2]
-        if context.biased or n != m or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
-        if (runs := documents_of(context, n, m, len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self._mixed(context, q, k, v)
-
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         flags = self.global_tokens(context, q.shape[-2])
         tokens = None if flags is None else Tokens.marked(flags)
         if len(self.by_rate) == 1:

@@ -38,7 +38,6 @@ from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.kernels.union import Pairs, alike, union_softmax
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.projections import Tied
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
@@ -217,21 +216,14 @@ class LshMixer(Mixer, config=Lsh):
         order = (bucket + rounds * (math.prod(self.config.factors) + 1)).flatten(2).argsort(dim=-1, stable=True)
         return order, order.argsort(dim=-1).view_as(bucket)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
-        if context.biased or n != k.shape[-2] or torch.compiler.is_compiling() or not torch.equal(q, k):
-            return self.dense(q, per_query_head(k, q), v, x, context, tape)
-        if self.config.form == "library":
-            return (
-                self._library(q, v, context)
-                if self._alone(context, k) > self.config.chunk
-                else self.dense(q, k, v, x, context, tape)
-            )
-        if (runs := documents_of(context, n, n, len(q))) is not None:
-            return by_document(self._in_buckets, context, runs, q, v)
-        return self._in_buckets(context, q, v)
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        if not super().mixes(context, q, k) or not torch.equal(q, k):
+            return False
+        return self.config.form == "paper" or self._alone(context, k) > self.config.chunk
 
-    def _in_buckets(self, context: Context, q: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        if self.config.form == "library":
+            return self._library(q, v, context)
         width, given = v.shape[-1], v.dtype
         codes, orders = self._sorted_by_bucket(q, context)
         q, k, v = alike(q, self.normed(q), v)
