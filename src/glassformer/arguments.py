@@ -164,6 +164,8 @@ def is_bounded(hint: Any) -> bool:
 def refusal(value: Any, hint: Any) -> str:
     """Return what a value has to be that does not fit a bounded annotation: `must be at least 1`, if it is a number."""
     bounds, entries = next(_bounds(hint)), value if isinstance(value, tuple | list) else (value,)
+    if any(isinstance(one, float) and not math.isfinite(one) for one in entries):
+        return "must be a finite number"
     wrong = [one for one in entries if _is_number(one) and one not in bounds]
     return bounds.refusal(wrong[0]) if wrong else f"must be {described(hint)}"
 

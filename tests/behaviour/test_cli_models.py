@@ -155,7 +155,7 @@ def test_generate_translates_with_an_encoder_decoder(
         (["sites", "gpt2-small", "--glob", "L12H3.z"], 'Nearest: "L11H3.z"'),
         (["params", "gpt2-small", "--length", "0"], "length must be at least 1, found 0"),
         (["generate", "gpt2-small", "x"], '"gpt2-small" is a preset: a shape without trained weights'),
-        (["generate", "gpt-4l", "x", "--top-p", "2"], "top_p must be in (0, 1], found 2.0"),
+        (["generate", "gpt-4l", "x", "--top-p", "2"], "top_p= takes a number, above 0 to 1 or None; found 2.0"),
     ],
 )
 def test_bad_input_is_named_and_exits_with_two(

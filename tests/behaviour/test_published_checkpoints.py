@@ -172,7 +172,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "no heads": (config(num_attention_heads=0, head_dim=...), ["config.json"]),
     "more heads than memory": (
         config(num_attention_heads=10**10, num_key_value_heads=10**10, head_dim=6),
-        ["v_proj.weight", "does not fit what the config asks for"],
+        ["config.json", "n_heads must be at most"],
     ),
     "huge sizes": (config(vocab_size=2**39, hidden_size=2**39), ["config.json"]),
     "sizes beyond 64 bits": (config(intermediate_size=10**30), ["intermediate_size must be at most"]),
