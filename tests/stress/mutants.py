@@ -39,9 +39,8 @@ from mutations import PROBE, CannotPlace, Mutant, Place, code_of, draw, mutated,
 
 RECORD = ROOT / "tests" / "golden" / "mutants.json"
 PACKAGES = ("attention", "models", "trace", "weights", "analysis/sweep", "analysis/circuits")
+OURS = {"mutants.py", "mutations.py"}
 DEFAULT_RUN = "not full and not gpu and not network"
-# a mutant is given up after so many CPU seconds, which the record says
-PATIENCE = 600.0
 
 
 class Swaps:
@@ -58,15 +57,19 @@ class Swaps:
                 live[code.co_filename, code.co_qualname, code.co_firstlineno].append(each)
         self.live = live
 
-    def make(self, place: Place, tree: Any) -> None:
-        """Swap the code of a function for what a tree of its module makes of it."""
+    def ready(self, place: Place, tree: Any) -> Callable[[], None]:
+        """Return what swaps the code of a function for what a tree of its module makes of it."""
         loader: Any = self.modules[place.file].__spec__.loader  # type: ignore[union-attr]
         code = code_of(place, loader.source_to_code(tree, str(place.file)))
         functions = self.live[str(place.file), place.name, place.first_line]
         if not functions:
             raise CannotPlace(f"no function of this process has the code of {place.name} in {place.file}")
-        for function in functions:
-            function.__code__ = code
+
+        def swap() -> None:
+            for function in functions:
+                function.__code__ = code
+
+        return swap
 
 
 def _module_of(file: Path) -> str:
@@ -115,7 +118,7 @@ class Tries:
         mutants = [_mutant(entry) for entry in entries]
         reach = self.reach(mutants)
         for mutant, entry in zip(mutants, entries):
-            if "outcome" not in entry:
+            if entry.get("outcome", "given up") == "given up":
                 entry |= self.tried(mutant, reach.order(mutant))
                 self.write(recorded)
                 print(_line(entry), flush=True)
@@ -143,8 +146,10 @@ class Tries:
         """Try the recorded mutants again, the test that killed each first; say which no longer die."""
         again, lost = list[dict[str, Any]](), list[dict[str, Any]]()
         for entry in recorded["mutants"]:
-            mutant = _mutant(entry)
-            killer = entry.get("by")
+            mutant, killer = _mutant(entry), entry.get("by")
+            if "equivalent" in entry:
+                again.append({**asdict(mutant), "outcome": "equivalent"})
+                continue
             try:
                 place_of(mutant, ROOT)
             except CannotPlace as error:
@@ -172,7 +177,7 @@ class Tries:
         """Run every test with probes, unless an earlier pass over the same files had probes at all of these."""
         key = hashlib.sha256(repr(self.tests).encode())
         for path in sorted(path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")):
-            key.update(path.read_bytes())
+            key.update(b"" if path.name in OURS else path.read_bytes())
         passes = ROOT / ".pytest_cache" / "mutants" / key.hexdigest()[:16]
         passes.mkdir(parents=True, exist_ok=True)
         for told in sorted(passes.glob("*.jsonl")):
@@ -187,13 +192,11 @@ class Tries:
         if left:
             places = [place_of(mutant, ROOT) for mutant in probes]
             swaps = Swaps(places)
-            trees = [probed(mutant, place, number) for number, (mutant, place) in enumerate(zip(probes, places))]
-
-            def prepare() -> None:
-                for place, tree in zip(places, trees):
-                    swaps.make(place, tree)
-
-            if not self.forked(prepare, left, told, stop=False, limit=None):
+            ready = [
+                swaps.ready(place, probed(mutant, place, number))
+                for number, (mutant, place) in enumerate(zip(probes, places))
+            ]
+            if not self.forked(ready, left, told, stop=False, limit=None):
                 raise RuntimeError(
                     f"the pass with probes ended after {len(_rows(told)) - 1} of {len(self.items)} tests"
                 )
@@ -202,25 +205,42 @@ class Tries:
     def tried(self, mutant: Mutant, tests: Sequence[str] | dict[str, float]) -> dict[str, Any]:
         """Return what came of a mutant under tests, in their order."""
         place = place_of(mutant, ROOT)
-        swaps, tree = Swaps([place]), mutated(mutant, place)
+        swap = Swaps([place]).ready(place, mutated(mutant, place))
         usual = tests if isinstance(tests, dict) else {}
+        limits = {name: max(20.0, 10 * usual.get(name, 6.0)) for name in tests}
+        began, left, said = _cpu(resource.RUSAGE_CHILDREN), list(tests), {"outcome": "survived"}
+        while left:
+            passed, failed = self.until_one_fails([swap], left, limits)
+            left = left[passed + (failed is not None) :]
+            if failed is None:
+                said = {"outcome": "given up" if left else "survived"}
+                break
+            # who fails without the mutant too, alone in a fork, has not noticed it
+            if self.until_one_fails([], [failed], limits)[1] is None:
+                said = {"outcome": "killed", "by": failed}
+                break
+        seconds = round(_cpu(resource.RUSAGE_CHILDREN) - began, 1)
+        return {**said, "tests": len(tests) - len(left), "of": len(tests), "seconds": seconds}
+
+    def until_one_fails(
+        self, swaps: Sequence[Callable[[], None]], tests: list[str], limits: dict[str, float]
+    ) -> tuple[int, str | None]:
+        """Return how many tests passed in a fork, and which failed, was stopped by the clock or took the fork down."""
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder, "told.jsonl")
-            began = _cpu(resource.RUSAGE_CHILDREN)
-            limits = {name: max(20.0, 10 * usual.get(name, 6.0)) for name in tests}
-            ended = self.forked(lambda: swaps.make(place, tree), list(tests), told, stop=True, limit=limits)
+            ended = self.forked(swaps, tests, told, stop=True, limit=limits)
             rows = _rows(told)
-        spent = {"tests": len(rows), "of": len(tests), "seconds": round(_cpu(resource.RUSAGE_CHILDREN) - began, 1)}
-        last = rows[-1] if rows else {"failed": False}
-        if last["failed"]:
-            return {"outcome": "killed", "by": last["test"], **spent}
-        if len(rows) < len(tests) and not ended:
-            # the process ended inside a test: stopped by the clock, or taken down
-            return {"outcome": "killed", "by": list(tests)[len(rows)], "how": "did not end", **spent}
-        return {"outcome": "survived" if len(rows) == len(tests) else "given up", **spent}
+        passed = sum(not row["failed"] for row in rows)
+        return passed, tests[passed] if passed < len(rows) or not ended else None
 
     def forked(
-        self, prepare: Callable[[], None], tests: list[str], told: Path, *, stop: bool, limit: dict[str, float] | None
+        self,
+        swaps: Sequence[Callable[[], None]],
+        tests: list[str],
+        told: Path,
+        *,
+        stop: bool,
+        limit: dict[str, float] | None,
     ) -> bool:
         """Run tests in a fork, telling of each as it ends; return whether the fork came to its own end."""
         sys.stdout.flush()
@@ -233,7 +253,8 @@ class Tries:
                 os.dup2(nowhere.fileno(), 1)
                 os.dup2(nowhere.fileno(), 2)
                 self.terminal.unregister(name="terminalreporter")
-                prepare()
+                for swap in swaps:
+                    swap()
                 self._run(tests, out, stop, limit)
             code = 0
         finally:
@@ -262,7 +283,7 @@ class Tries:
             }
             out.write(json.dumps(row) + "\n")
             out.flush()
-            if stop and (self.failed or time.process_time() - whole > PATIENCE):
+            if stop and (self.failed or time.process_time() - whole > self.arguments.patience):
                 return
 
 
@@ -316,6 +337,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, default=RECORD, help="JSON file of the mutants and what came of them")
     parser.add_argument("--number", type=int, default=80, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=0, help="what is drawn follows from it")
+    parser.add_argument("--patience", type=float, default=120, help="CPU seconds after which one is given up")
     arguments = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     tries = Tries(arguments)
