@@ -36,7 +36,7 @@ def calibration() -> float:
 
 def registered() -> dict[str, int]:
     """Return how many there are of each part for which a budget grows."""
-    from glassformer.analysis.question import cards
+    from glassformer.analysis.cards import cards
     from glassformer.attention import MixerConfig
     from glassformer.checkpoints.families import FAMILIES
 

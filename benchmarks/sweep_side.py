@@ -116,7 +116,7 @@ def _reading(model: Any, task: Task, ids: Tensor) -> Job:
     from glassformer import run
     from glassformer.analysis.attribution import direct_logit_attribution
     from glassformer.analysis.lens import lens_grid
-    from glassformer.analysis.question import card_of
+    from glassformer.analysis.cards import card_of
 
     if task.kind == "lens":
         sites = [name for name in card_of(lens_grid).reads(model) if not name.endswith("resid_mid")]

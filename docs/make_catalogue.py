@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from glassformer.analysis import ROOMS
-from glassformer.analysis.question import Card, cards
+from glassformer.analysis.cards import Card, cards
 from glassformer.applicability import Outcome, Row, Table, applied
 from glassformer.applicability.table import STATUSES
 

@@ -10,7 +10,7 @@ import torch
 from explanations import TEXT, gpt, translator
 from glassformer import analysis
 from glassformer.analysis.behaviour import ShortCircuit
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.reports import explain
 from glassformer.analysis.sweep import logit
 from glassformer.handmade import induction_model, repeated

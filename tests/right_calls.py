@@ -12,7 +12,7 @@ import torch
 import glassformer as gf
 from glassformer import checkpoints, data, models, training, weights
 from glassformer.analysis import behaviour, causal, learning, losses, subspaces, vocabulary
-from glassformer.analysis.question import cards
+from glassformer.analysis.cards import cards
 from glassformer.analysis.sweep import kl_divergence, logit_difference, next_token_loss, one_by_one
 from glassformer.data import Pair
 from glassformer.data.batch import next_token_batch

@@ -14,8 +14,9 @@ import inspect
 import math
 import operator
 import os
+import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -24,19 +25,43 @@ from glassformer.errors import WrongArgument, nearest
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+LARGEST = 2**31 - 1  # of anything that is counted
+
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number, both of them allowed."""
+    """Bounds of a number.
+
+    Args:
+        low: The least there is.
+        high: The largest there is; at `LARGEST` and above it goes unsaid.
+        above: Whether `low` itself is not allowed.
+        below: Whether `high` itself is not allowed.
+    """
 
     low: int | float
     high: int | float = math.inf
+    above: bool = False
+    below: bool = False
 
     def __contains__(self, value: int | float) -> bool:
-        return self.low <= value <= self.high
+        least = self.low < value if self.above else self.low <= value
+        return least and (value < self.high if self.below else value <= self.high)
 
     def __str__(self) -> str:
-        return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
+        if self.high == math.inf:
+            return f"above {self.low}" if self.above else f"{self.low} or more"
+        return f"{'above ' if self.above else ''}{self.low} to {'below ' if self.below else ''}{self.high}"
+
+    def refusal(self, value: int | float) -> str:
+        """Return what a number has to be that is not within: `must be at least 1`."""
+        if self.high < LARGEST:
+            return f"must be in {'(' if self.above else '['}{self.low}, {self.high}{')' if self.below else ']'}"
+        if value > self.low:
+            return f"must be at most {self.high}"
+        if self.low == 0:
+            return "must be positive" if self.above else "must not be negative"
+        return f"must be {'above' if self.above else 'at least'} {self.low}"
 
 
 class _Some:
@@ -49,13 +74,20 @@ class _Some:
         return "one entry or more"
 
 
-# how many of something there are, none included or not, and a share of a whole
-Natural = Annotated[int, Within(0, 2**31 - 1)]
-Count = Annotated[int, Within(1, 2**31 - 1)]
-Amount = Annotated[float, Within(0)]
-Share = Annotated[float, Within(0, 1)]
-Exponent = Annotated[float, Within(-100, 100)]
+# how many of something there are, none included or not
+Natural = Annotated[int, Within(0, LARGEST)]
+Count = Annotated[int, Within(1, LARGEST)]
 Several = Annotated[Sequence[T], _Some()]
+Counts = Annotated[tuple[Count, ...], _Some()]
+# how much of something there is, of whatever size, finite, or more than nothing
+Amount = Annotated[float, Within(0)]
+FiniteAmount = Annotated[float, Within(0, sys.float_info.max)]
+Positive = Annotated[float, Within(0, sys.float_info.max, above=True)]
+# a share of a whole: of any size, not nothing, or not all of it, such as what is dropped
+Share = Annotated[float, Within(0, 1)]
+PositiveShare = Annotated[float, Within(0, 1, above=True)]
+Rate = Annotated[float, Within(0, 1, below=True)]
+Exponent = Annotated[float, Within(-100, 100)]
 
 # what a 64-bit integer holds: torch takes no others
 _WHOLE = Within(-(2**63), 2**63 - 1)
@@ -122,6 +154,25 @@ def fits(value: Any, hint: Any) -> bool:
     except TypeError:
         # a protocol that cannot be asked for
         return True
+
+
+def is_bounded(hint: Any) -> bool:
+    """Whether an annotation bounds numbers that it speaks of."""
+    return next(_bounds(hint), None) is not None
+
+
+def refusal(value: Any, hint: Any) -> str:
+    """Return what a value has to be that does not fit a bounded annotation: `must be at least 1`, if it is a number."""
+    bounds, entries = next(_bounds(hint)), value if isinstance(value, tuple | list) else (value,)
+    wrong = [one for one in entries if _is_number(one) and one not in bounds]
+    return bounds.refusal(wrong[0]) if wrong else f"must be {described(hint)}"
+
+
+def _bounds(hint: Any) -> Iterator[Within]:
+    if isinstance(hint, Within):
+        yield hint
+    for inner in get_args(hint):
+        yield from _bounds(inner)
 
 
 def described(hint: Any) -> str:

@@ -5,7 +5,8 @@
     class Softmax(MixerConfig, kind="softmax"): ...
 
 A *family* is an abstract config; the class statement of a member registers its kind inside the family. Decoding is
-strict: an unknown field or kind raises and lists what exists. No torch here.
+strict: an unknown field or kind raises and lists what exists. A field's annotation bounds its numbers (`Count`, `Rate`
+and others of `glassformer.arguments`); `__post_init__` is for how fields go together. No torch here.
 """
 # JSON has no static type
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -15,11 +16,12 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Self
 
+from glassformer.arguments import fits, is_bounded, refusal
 from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
@@ -45,6 +47,11 @@ class Config:
                 raise ConfigError(f'kind "{kind}" is already registered by {cls.registry[kind].__qualname__}.')
             cls.kind = kind
             cls.registry[kind] = cls
+        if "__post_init__" in vars(cls):
+            type.__setattr__(cls, "__post_init__", _bounded(cls.__post_init__))
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; members of a family carry their `kind`."""
@@ -102,6 +109,34 @@ class Config:
             if name not in names:
                 raise UnknownField(_no_field(type(self), name, names))
         return dataclasses.replace(typing.cast(Any, self), **changes)
+
+
+def _bounded(relations: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a `__post_init__` that looks at the bounds of fields before it looks at how they go together."""
+
+    @wraps(relations)
+    def checked(self: Any) -> None:
+        # once: not where a member's own asks for its parent's
+        if type(self).__post_init__ is checked:
+            _check_bounds(self)
+        relations(self)
+
+    return checked
+
+
+def _check_bounds(config: Config) -> None:
+    """Raise `ConfigError` for a field whose annotation bounds numbers, and is none of them."""
+    for name, hint in _bounded_fields(type(config)).items():
+        if not fits(value := getattr(config, name), hint):
+            who = config.kind or type(config).__name__
+            raise ConfigError(f"{who}: {name} {refusal(value, hint)}, found {_short(value)}.")
+
+
+@cache
+def _bounded_fields(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class's fields that bound numbers."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if is_bounded(hints[f.name])}
 
 
 def require(condition: bool, message: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
-from glassformer.analysis.question import Card, cards
+from glassformer.analysis.cards import Card, cards
 from glassformer.checkpoints.own import OwnFolder
 from glassformer.errors import GlassformerError
 from glassformer.labelled import Labelled

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
+from glassformer.analysis.cards import cards
 from glassformer.analysis.lens import TunedLens
-from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
 from glassformer.analysis.sweep import logit, sweep
 from glassformer.checkpoints import tensors
@@ -409,7 +409,7 @@ def test_a_special_token_that_no_text_can_be_is_none(name: str, value: object, t
     place = theirs(tmp_path)
     (place / "tokenizer_config.json").unlink()
     _write(place / name, json.dumps({"bos_token": value}))
-    assert gf.load(place).require_tokenizer().require("bos") is None
+    assert gf.load(place).require_tokenizer().bos is None
 
 
 @pytest.mark.parametrize(

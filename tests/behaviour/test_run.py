@@ -315,5 +315,5 @@ def test_the_package_offers_its_main_names() -> None:
 def test_a_batch_without_a_source_is_none_for_an_encoder_decoder() -> None:
     found = subject("translator_pre")
     batch = dataclasses.replace(found.batch(), source=None)
-    with pytest.raises(ShapeMismatch, match=r"reads a source too, and this Batch has none(.|\n)*source="):
+    with pytest.raises(ShapeMismatch, match=r"reads a source too, and there is none(.|\n)*source="):
         gf.run(found.model, batch)

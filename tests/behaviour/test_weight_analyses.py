@@ -5,7 +5,7 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, weights
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.testing.models import ARCHITECTURES, subject
 from one_pass import in_one_pass

@@ -11,7 +11,9 @@ from one_pass import in_one_pass
 from reports import SAMPLES, sample
 
 STORED = Path(__file__).with_name("circuits.json")
-PAGE = Path(__file__).parents[2] / "docs" / "circuits-json.md"
+DOCS = Path(__file__).parents[2] / "docs"
+# what a report shares with an explanation is described there
+PAGES = [DOCS / "circuits-json.md", DOCS / "explain-json.md"]
 
 
 def document() -> Any:
@@ -47,7 +49,7 @@ def test_the_document_is_plain_finite_json(name: str) -> None:
 
 
 def test_every_field_is_described_on_the_page() -> None:
-    described = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
+    described = {name for page in PAGES for name in re.findall(r"`(\w+)`", page.read_text(encoding="utf-8"))}
     found = {name for sampled in SAMPLES for name in fields(json.loads(sample(sampled).to_json()))}
     assert found - described == set()
     assert {"change", "series", "ov_caption", "ablation_icl"} <= found

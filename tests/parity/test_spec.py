@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import glassformer as gf
 from glassformer import analysis, weights
 from glassformer.analysis.attribution import direct_logit_attribution
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.causal import SiteGrid, ablation_table, causal_trace, patch
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.question import card_of
 from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep, token_loss
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement

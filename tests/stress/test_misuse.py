@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import glassformer as gf
-from glassformer.analysis.question import cards
+from glassformer.analysis.cards import cards
 from glassformer.errors import GlassformerError
 from glassformer.labelled import Result
 from glassformer.testing.calls import Call

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer import figures
+from glassformer.analysis.cards import card_of, cards
 from glassformer.analysis.coordinates import refuse_padding
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.arguments import checked
 from glassformer.data import Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
@@ -540,54 +540,6 @@ def run(
         model=parts_of(model),
         bound=None if is_gathering() else Binding("run", model, given.shown),
     )
-
-
-def run_for(
-    analysis: Callable[..., Any],
-    given: Any,
-    text: Any = None,
-    target: Any = None,
-    reads: Reads | None = None,
-    *,
-    row: int | None = None,
-) -> Run:
-    """Return the run that an analysis is asked of: the one given, or a pass over the text.
-
-    Padding, if there is any, is on the right.
-
-    Args:
-        analysis: Has a card, which says what it reads by default.
-        given: A run, or a model.
-        text: What the model reads; None with a run.
-        target: Text or ids of the decoder, for an encoder-decoder.
-        reads: What it reads with the options at hand, if these change it.
-        row: For an analysis of one prompt: which of the batch. The run is then that prompt's, without padding.
-
-    Raises:
-        ShapeMismatch: There is no such row.
-        AnalysisUnavailable: What is given is neither, or a text is missing or too many.
-    """
-    name = card_of(analysis).name
-    if isinstance(given, Run):
-        if text is not None or target is not None:
-            raise AnalysisUnavailable(
-                f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
-                f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
-            )
-        return given.aligned() if row is None else given.prompt(row)
-    if not isinstance(given, nn.Module):
-        found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
-        raise AnalysisUnavailable(
-            f"{name} is asked of a run, {name}(run), or of a model and a text, {name}(model, text); it was {found}."
-        )
-    if text is None:
-        raise AnalysisUnavailable(
-            f"{name}: a model alone says nothing of a text. Give the text too: {name}(model, text);\n"
-            f"    or a run: {name}(gf.run(model, text, read=[{name}]))."
-        )
-    sites = (reads or card_of(analysis).reads)(parts_of(given))
-    found = run(given, text, target, read=sites)
-    return found if row is None else found.prompt(row)
 
 
 def _any_layer(name: str) -> str:

@@ -45,16 +45,16 @@ def prepare(
     allow_unknown: bool = False,
 ) -> Inputs:
     """Return what a forward pass reads; see `run` for what is accepted and what is raised."""
-    if inputs is None:
-        raise ShapeMismatch("there is nothing to run on: expected a text, token ids or a Batch; found None.")
+    pairs = isinstance(model, Model) and model.reads_pairs
+    if target is not None and (not pairs or isinstance(inputs, Batch)):
+        why = "a Batch brings its own" if pairs else "this model has no encoder"
+        raise ShapeMismatch(f"`target` is the decoder's text of an encoder-decoder; {why}.")
     said: dict[str, Any] = {
         "specials": specials, "lengths": lengths, "mask": mask, "allow_unknown": allow_unknown,
     }  # fmt: skip
     if not isinstance(model, Model):
-        found = _foreign(model, inputs, target, **said)
-    elif isinstance(inputs, Batch) or not model.reads_pairs:
-        if target is not None:
-            raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
+        found = _foreign(model, inputs, **said)
+    elif isinstance(inputs, Batch) or not pairs:
         found = model.read(inputs, **said)
     elif target is None:
         found = _translated(model, read_side(model, inputs, "source", **said))
@@ -193,7 +193,6 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
 def _foreign(
     model: ModuleLike,
     inputs: Any,
-    target: Any,
     *,
     specials: bool | None,
     lengths: Any,
@@ -201,8 +200,8 @@ def _foreign(
     allow_unknown: bool,
 ) -> Inputs:
     """Return arguments for a module we know nothing about."""
-    if target is not None:
-        raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
+    if inputs is None:
+        raise ShapeMismatch("expected a text, token ids or the arguments that the module takes; found None.")
     tokenizer, text = tokenizer_of(model), inputs if isinstance(inputs, str) else None
     if isinstance(inputs, Batch):
         require_unsaid(lengths, mask)

@@ -12,118 +12,24 @@ what must be known of it; called by another one, it is the function itself.
 """
 
 import functools
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
 
+from glassformer.analysis._run import Run, run
+from glassformer.analysis.cards import CARDS, Card, Held, Of, Reads
 from glassformer.analysis.origin import bound
 from glassformer.arguments import check
-from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.labelled import Labelled, Result
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Result
 from glassformer.provenance import gathered, is_gathering
-from glassformer.trace import Site, parts_of
+from glassformer.trace import parts_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
-Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
-Reads = Callable[[Any], Sequence[str]]
-Held = Literal["patterns", "norm scales", "query-key scales", "gates", "readout", "gradients"]
-# at which sites a model has what is held; scales of queries and keys have none, gradients are of any model
-_HELD_AT: dict[Held, Callable[[Site], bool]] = {
-    "patterns": lambda site: site.quantity == "pattern",
-    "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
-    "gates": lambda site: site.quantity == "gate_in",
-    "readout": lambda site: site.part == "readout" and site.quantity == "pre",
-}
-
-
-@dataclass(frozen=True)
-class Card:
-    """One analysis: its question, and what it takes to answer it.
-
-    Args:
-        name: Of the function.
-        module: It is written in.
-        question: What it answers.
-        of: What it is asked of: `one pass` over a text, `weights` alone, `texts` or `pairs of prompts` that it runs
-            itself, `training runs`.
-        traits: What it assumes of the mechanisms, as `Traits` names it.
-        holds: What it takes as it was in the pass, so that its answer is of that run alone: `patterns`, `norm scales`,
-            `query-key scales`, what norms of queries and keys divide by (of weights alone: set to one),
-            `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
-            it read.
-        sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
-    """
-
-    name: str
-    module: str
-    question: str
-    of: Of
-    traits: tuple[str, ...] = ()
-    holds: tuple[Held, ...] = ()
-    sites: Reads | None = None
-
-    @property
-    def room(self) -> str:
-        """Name of the package that offers it, `lens`."""
-        return self.module.removeprefix("glassformer.analysis.").partition(".")[0]
-
-    @property
-    def summary(self) -> str:
-        """First line of its docstring."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
-
-    @property
-    def source(self) -> str:
-        """The paper it is from, as its docstring or its file's says; empty for one of our own."""
-        for text in (inspect.getdoc(self.function), sys.modules[self.module].__doc__):
-            _, found, source = (text or "").partition("Source: ")
-            if found:
-                return " ".join(source.partition("\n\n")[0].split())
-        return ""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(sys.modules[self.module], self.name)
-
-    def reads(self, model: Any) -> list[str]:
-        """Return the sites it reads of a model, for its default arguments.
-
-        Raises:
-            AnalysisUnavailable: It is not asked of one pass, or not defined for this model.
-        """
-        if self.sites is None:
-            raise AnalysisUnavailable(
-                f"{self.name} reads no sites of one pass: it is asked of {self.of}.\n    Call {self.name} itself."
-            )
-        return list(dict.fromkeys(self.sites(model)))
-
-    def held(self, model: Any) -> tuple[Held, ...]:
-        """Return what it holds of a run of this model with its default arguments; a model without norms has no scales.
-
-        Raises:
-            AnalysisUnavailable: It is not defined for this model.
-        """
-        if not self.holds:
-            return ()
-        model = parts_of(model)
-        there = list(model.sites("*").values())
-        # what is held of a pass is read, but for gates, which are made of what is
-        read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
-        has = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _HELD_AT.items()}
-        has["query-key scales"] = _norms_queries_or_keys(model)
-        return tuple(kind for kind in self.holds if has.get(kind, True))
-
-
-def _norms_queries_or_keys(model: Any) -> bool:
-    layers = [layer.attention for stack in getattr(model, "stacks", ()) for layer in model.sub_layers(stack)]
-    return any(layer is not None and layer.projection.normalises for layer in layers)
 
 
 class OfOnePass(Protocol[P, R_co]):
@@ -132,19 +38,16 @@ class OfOnePass(Protocol[P, R_co]):
     __name__: str
 
     @overload
-    def __call__(self, run: Mapping[str, Labelled], /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def __call__(self, run: Run, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __call__(
         self, model: nn.Module, text: Any, target: Any = None, /, *args: P.args, **kwargs: P.kwargs
     ) -> R_co: ...
 
 
-_CARDS: dict[tuple[str, str], Card] = {}
-
-
 @overload
 def question(
-    text: str, *, reads: Reads, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = ()
+    text: str, *, reads: Reads, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = (), padded: bool = False
 ) -> Callable[[Callable[Concatenate[Any, Any, Any, P], R_co]], OfOnePass[P, R_co]]: ...
 @overload
 def question(
@@ -157,6 +60,7 @@ def question(
     reads: Reads | None = None,
     traits: tuple[str, ...] = (),
     holds: tuple[Held, ...] = (),
+    padded: bool = False,
 ) -> Any:
     """Register the card of an analysis, and let its results say what they are of.
 
@@ -166,23 +70,26 @@ def question(
     Args:
         text: The question it answers.
         of: What it is asked of; `Card` has the choices.
-        reads: From a model to the sites it reads with its default arguments.
+        reads: From a model to the sites it reads with its default arguments; of one pass, parameters that have the name
+            of an option are given it.
         traits: What it assumes of mechanisms.
         holds: What it holds as it was in the run; `Card` has the choices.
+        padded: Of one pass: it takes a run as it is, padding in its place.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        key = function.__module__, function.__name__
-        _CARDS[key] = Card(function.__name__, function.__module__, text, of, traits, holds, reads)
+        card = Card(function.__name__, function.__module__, text, of, traits, holds, reads)
+        CARDS[function.__module__, function.__name__] = card
+        answer = _of_one_pass(function, card, padded) if of == "one pass" else function
 
         @functools.wraps(function)
         def analysis(*args: Any, **kwargs: Any) -> Any:
             # what an analysis asks others on the way is part of its own answer
             if is_gathering():
-                return function(*args, **kwargs)
+                return answer(*args, **kwargs)
             check(function, args, kwargs)
             with gathered() as notes:
-                found = function(*args, **kwargs)
+                found = answer(*args, **kwargs)
             return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found
 
         return analysis
@@ -190,26 +97,70 @@ def question(
     return register
 
 
-def card_of(analysis: Callable[..., Any]) -> Card:
-    """Return the card of an analysis; raises `AnalysisUnavailable` for a function that has none."""
-    key = getattr(analysis, "__module__", ""), getattr(analysis, "__name__", "")
-    if key not in _CARDS:
-        name = key[1] or type(analysis).__name__
-        known = [card.name for card in cards()]
+def _of_one_pass(function: Callable[..., Any], card: Card, padded: bool) -> Callable[..., Any]:
+    """Return an analysis of one pass as a function that is given the run that it is asked of."""
+    signature = inspect.signature(function)
+    assert card.sites is not None, "an analysis of one pass reads sites"
+    reads, named = card.sites, list(inspect.signature(card.sites).parameters)[1:]
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs)
+        asked.apply_defaults()
+        options = asked.arguments
+        chosen = {name: options[name] for name in named if name in options}
+        of_options = functools.partial(reads, **chosen) if chosen else None
+        given, text, target = (options[name] for name in ("run", "text", "target"))
+        found = run_for(card, given, text, target, of_options, row=options.get("row"), padded=padded)
+        options |= {"run": found, "text": None, "target": None}
+        return function(*asked.args, **asked.kwargs)
+
+    return answer
+
+
+def run_for(
+    card: Card,
+    given: Any,
+    text: Any = None,
+    target: Any = None,
+    reads: Reads | None = None,
+    *,
+    row: int | None = None,
+    padded: bool = False,
+) -> Run:
+    """Return the run that an analysis is asked of: the one given, or a pass over the text.
+
+    Padding, if there is any, is on the right.
+
+    Args:
+        card: Of the analysis, which says what it reads by default.
+        given: A run, or a model.
+        text: What the model reads; None with a run.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        reads: What it reads with the options at hand, if these change it.
+        row: For an analysis of one prompt: which of the batch. The run is then that prompt's, without padding.
+        padded: Leave padding where it is.
+
+    Raises:
+        ShapeMismatch: There is no such row.
+        AnalysisUnavailable: What is given is neither, or a text is missing or too many.
+    """
+    name = card.name
+    if isinstance(given, Run):
+        if text is not None or target is not None:
+            raise AnalysisUnavailable(
+                f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
+                f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
+            )
+        return given if padded else given.aligned() if row is None else given.prompt(row)
+    if not isinstance(given, nn.Module):
+        found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
         raise AnalysisUnavailable(
-            f'"{name}" is no analysis with a card.{nearest(name, known)}\n'
-            "    read= takes names of sites, globs, heads (L1H6.pattern), Read(…) and analyses of one pass."
+            f"{name} is asked of a run, {name}(run), or of a model and a text, {name}(model, text); it was {found}."
         )
-    return _CARDS[key]
-
-
-def cards() -> list[Card]:
-    """Return the cards of all public analyses, room by room."""
-    from glassformer.analysis import ROOMS
-
-    found: list[Card] = []
-    for room in ROOMS:
-        public = vars(importlib.import_module(f"glassformer.analysis.{room}"))
-        keys = [(getattr(value, "__module__", ""), getattr(value, "__name__", "")) for value in public.values()]
-        found += [_CARDS[key] for key in dict.fromkeys(keys) if key in _CARDS]
-    return found
+    if text is None:
+        raise AnalysisUnavailable(
+            f"{name}: a model alone says nothing of a text. Give the text too: {name}(model, text);\n"
+            f"    or a run: {name}(gf.run(model, text, read=[{name}]))."
+        )
+    found = run(given, text, target, read=(reads or card.reads)(parts_of(given)))
+    return found if row is None else found.prompt(row)

@@ -360,6 +360,11 @@ class Context:
             return None
         return torch.nn.functional.pad(documents.number, (1, 0))[:, -n_queries - 1 :]
 
+    def texts(self, batch: int) -> "list[Context]":
+        """Return the contexts of the documents of a batch; where there are none, that of whole rows."""
+        documents = self.documents
+        return [self] if documents is None else [self.excerpt(run) for run in documents.runs(batch)]
+
     def excerpt(self, run: Run) -> "Context":
         """Return the context of a run: of some rows of a pass, and some consecutive positions."""
         if run not in self.memo:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Rate
 from glassformer.attention.context import Context
 from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tapped, visited
 from glassformer.attention.mechanisms.softmax import Softmax
@@ -42,22 +43,19 @@ class Attention(SubLayerConfig, kind="attention"):
             before, `z` what came of the rest. The pattern is made for it, where the fast route would do without.
     """
 
-    n_heads: int
-    n_kv_heads: int | None = None
-    d_head: int | None = None
-    d_value: int | None = None
+    n_heads: Count
+    n_kv_heads: Count | None = None
+    d_head: Count | None = None
+    d_value: Count | None = None
     mixer: MixerConfig = field(default_factory=Softmax)
     positions: PositionsConfig = field(default_factory=NoPositions)
     projection: ProjectionConfig = field(default_factory=Separate)
     merge: Merge = field(default_factory=Merge)
     cross: bool = False
-    grid: tuple[int, int] | None = None
-    dropout: float = 0.0
+    grid: tuple[Count, Count] | None = None
+    dropout: Rate = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"attention: {name} must be at least 1, found {value}.")
         groups = self.n_kv_heads or self.n_heads
         require(
             self.n_heads % groups == 0,
@@ -69,10 +67,6 @@ class Attention(SubLayerConfig, kind="attention"):
             f'attention: mixer "{self.mixer.kind}" as set here goes by distance, which cross-attention does not have; '
             "use one without a window or decay.",
         )
-        require(
-            self.grid is None or min(self.grid) >= 1, f"attention: grid must have rows and columns, found {self.grid}."
-        )
-        require(0 <= self.dropout < 1, f"attention: dropout must be in [0, 1), found {self.dropout}.")
         require(
             self.dropout == 0 or self.mixer.traits.linear_in_value != "no",
             f'attention: dropout is on the weights of a pattern, and "{self.mixer.kind}" has none; use the dropout of '

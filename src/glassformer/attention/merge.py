@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Positive
 from glassformer.attention.linear_map import LinearMap
 from glassformer.attention.mixer import Dims
-from glassformer.config import Config, require
+from glassformer.config import Config
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,9 @@ class Merge(Config):
     bias: bool = False
     norm: Literal["head", "all"] | None = None
     gain: bool = True
-    eps: float = 1e-5
+    eps: Positive = 1e-5
     factor: float = 1.0
     gate: Literal["sigmoid", "silu"] | None = None
-
-    def __post_init__(self) -> None:
-        require(self.eps > 0, f"merge: eps must be positive, found {self.eps}.")
 
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)

@@ -2,9 +2,11 @@
 
     pattern   the dense reference, z = pattern @ v; the definition
     fast      the same z by whatever route is quickest
+    mixed     what `fast` asks of each text, where no pattern is needed
     scan      any number of new positions on top of a state; prefill and single steps alike
 
-Write `pattern` or `fast`; the other follows. The state is the keys and values of earlier positions, unless a mechanism
+Write `pattern` or `fast`; the other follows. Beside `pattern`, `mixed` is enough: packed texts, positions that add to
+scores and compiled graphs are seen to here. The state is the keys and values of earlier positions, unless a mechanism
 replaces `begin` and `scan`. Axes are counted from the right: `batch [stream] head pos d_head`.
 """
 
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention.context import Context
+from glassformer.attention.context import Context, Run
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax
@@ -205,6 +207,11 @@ class Mixer(nn.Module):
     LAZY: tuple[str, ...] = ()
     # whether a score of turned queries and keys depends on how far apart they are, and not on where
     by_offset: ClassVar[bool] = True
+    # whether `mixed` knows what positions add to scores, queries that are fewer than keys, and masks of all pairs that
+    # a compiled graph has in place of documents; where it does not, the pattern is taken
+    mixes_biased: ClassVar[bool] = False
+    mixes_continued: ClassVar[bool] = False
+    mixes_compiled: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, config: type[MixerConfig] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -294,8 +301,8 @@ class Mixer(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z by way of the pattern, which passes its site; by document, if no site is wanted."""
-        runs = documents_of(context, q.shape[-2], k.shape[-2], len(q))
-        if runs is not None and not wants(tape, *self.at_own):
+        runs = None if wants(tape, *self.at_own) else documents_of(context, q.shape[-2], k.shape[-2], len(q))
+        if runs is not None:
 
             def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
                 return self.dense(q, k, v, x, context, None)
@@ -353,8 +360,41 @@ class Mixer(nn.Module):
         return torch.stack([z.unflatten(-1, (-1, n_keys)).sum(-2) for z in rows], 1)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z by the quickest route there is, that by way of the pattern; keys and values come grouped."""
-        return self.dense(q, k, v, x, context, tape)
+        """Return z by the quickest route: `mixed` text by text, or the pattern; keys and values come grouped."""
+        if not self.mixes(context, q, k):
+            return self.dense(q, k, v, x, context, tape)
+        return self.text_by_text(context, self.queries(q, context), k, v)
+
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        """Whether `mixed` is written, and can be used here."""
+        return (
+            type(self).mixed is not Mixer.mixed
+            and (self.mixes_biased or not context.biased)
+            and (self.mixes_continued or q.shape[-2] == k.shape[-2])
+            and (self.mixes_compiled or not torch.compiler.is_compiling())
+        )
+
+    def text_by_text(
+        self, context: Context, q: Tensor, k: Tensor, v: Tensor
+    ) -> Float[Tensor, "batch head query d_value"]:
+        """Return what is `mixed` of each text of a packed row, or of whole rows where there is one text in each."""
+        runs = self.texts(context, q.shape[-2], k.shape[-2], len(q))
+        return self.mixed(context, q, k, v) if runs is None else by_document(self.mixed, context, runs, q, k, v)
+
+    def texts(self, context: Context, n_queries: int, n_keys: int, batch: int) -> list[Run] | None:
+        """Return the texts that are mixed one by one; None if rows are mixed whole."""
+        return documents_of(context, n_queries, n_keys, batch)
+
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        """Return z of one text in each row, without the pattern.
+
+        Args:
+            context: Facts of the pass.
+            q: Queries as they meet keys, see `queries`.
+            k: Keys, grouped.
+            v: Values, grouped.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no route but the pattern")
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None

@@ -35,6 +35,8 @@ def by_document(
         runs: The documents, all of them.
         inputs: `batch … pos width` each.
     """
+    if len(runs) == 1:
+        return mix(context.excerpt(runs[0]), *inputs)
     sizes = [run.n_rows * run.length for run in runs]
     # one node of the graph for all pieces: as many slices would each have a gradient as large as the whole
     pieces = [rows.movedim(-2, 1).flatten(0, 1).split(sizes) for rows in inputs]

@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Positive
 from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_with_sinks
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig
 from glassformer.attention.scores import masked_softmax, placed
 from glassformer.attention.temperature import Temperature
-from glassformer.config import UNSAID, require
+from glassformer.config import UNSAID
 from glassformer.trace import Tape, changes, site
 
 
@@ -35,20 +36,14 @@ class SoftmaxWeights(MixerConfig):
         temperature: What else multiplies scores.
     """
 
-    window: int | None = None
+    window: Count | None = None
     scale: float | None = None
-    cap: float | None = None
+    cap: Positive | None = None
     sinks: bool = False
     temperature: Temperature | None = field(default=None, metadata={UNSAID: True})
 
     # whether scores grow with the width of a head, and are divided by its root
     scaled: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(
-            self.window is None or self.window >= 1, f"{self.kind}: window must be at least 1, found {self.window}."
-        )
-        require(self.cap is None or self.cap > 0, f"{self.kind}: cap must be positive, found {self.cap}.")
 
     @property
     def rule(self) -> Rule | None:
@@ -71,9 +66,10 @@ class SoftmaxWeights(MixerConfig):
 
 
 class SoftmaxWeightsMixer(Mixer):
-    """Softmax of what `scores` says, which has to be written; `fast` too, where there is a quicker route."""
+    """Softmax of what `scores` says, which has to be written; `mixed = fused` too, where that is a product."""
 
     config: SoftmaxWeights
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     def __init__(self, config: SoftmaxWeights, dims: Dims, path: str) -> None:
         if config.cap is not None:
@@ -150,7 +146,10 @@ class SoftmaxWeightsMixer(Mixer):
         pattern = masked_softmax(wide, empty_rows=empty_rows)
         return (pattern if self.sinks is None else pattern[..., :-1]).to(scores.dtype)
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        return not self.needs_scores and super().mixes(context, q, k)
+
+    def fused(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         """Return z by the library's kernels, where products of q and k, times `scale`, are the scores."""
         return self.fused_heads(q, k, v, context, self.config.limit)
 

@@ -9,12 +9,13 @@ softmax reads.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Amount, Positive, Within
 from glassformer.attention.context import Context
 from glassformer.attention.scores import masked_softmax
 from glassformer.config import Config, require
@@ -75,11 +76,8 @@ class LogN(Temperature, kind="log_n"):
     steps.
     """
 
-    length: int
+    length: Annotated[int, Within(2)]
     beyond: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.length >= 2, f"log_n: length must be at least 2, found {self.length}.")
 
     def build(self, n_heads: int) -> "LogNSharpness":
         return LogNSharpness(self)
@@ -110,13 +108,7 @@ class LearnedTemperature(Temperature, kind="learned"):
     each head has its own.
     """
 
-    start: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(
-            self.start > 0 and math.isfinite(self.start),
-            f"learned temperature: start must be positive, found {self.start}.",
-        )
+    start: Positive = 1.0
 
     def build(self, n_heads: int) -> "LearnedSharpness":
         return LearnedSharpness(self, n_heads)
@@ -153,11 +145,10 @@ class AdaptiveTemperature(Temperature, kind="adaptive"):
     """
 
     coefficients: tuple[float, ...] = (-0.037, 0.481, -2.3, 4.917, -1.791)
-    threshold: float = 0.5
+    threshold: Amount = 0.5
 
     def __post_init__(self) -> None:
         require(len(self.coefficients) > 0, "adaptive temperature: a polynomial has at least one coefficient.")
-        require(self.threshold >= 0, f"adaptive temperature: threshold must not be negative, found {self.threshold}.")
 
     def build(self, n_heads: int) -> "AdaptiveSharpness":
         return AdaptiveSharpness(self)

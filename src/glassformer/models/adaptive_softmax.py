@@ -14,12 +14,14 @@ weights as torch.nn.AdaptiveLogSoftmaxWithLoss without a bias, for words in any 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Within
 from glassformer.attention import LinearMap, linear
 from glassformer.config import require
 from glassformer.models.cutoffs import ProductCost, Vocabulary
@@ -43,17 +45,15 @@ class AdaptiveSoftmax(OutputLayer, kind="adaptive"):
 
     counts: tuple[float, ...] | None = None
     cutoffs: tuple[int, ...] | None = None
-    div_value: float = 4.0
+    div_value: Annotated[float, Within(1)] = 4.0
     cost: ProductCost = field(default_factory=ProductCost)
-    positions: int = 1024
+    positions: Count = 1024
 
     def __post_init__(self) -> None:
         self.check_counts()
         given = self.cutoffs or ()
         rising = all(a < b for a, b in itertools.pairwise((0, *given)))
         require(rising, f"adaptive: cutoffs must rise, from 1 at least; found {given}.")
-        require(self.div_value >= 1, f"adaptive: div_value must be at least 1, found {self.div_value}.")
-        require(self.positions >= 1, f"adaptive: positions must be at least 1, found {self.positions}.")
 
     def build(self, vocab_size: int, d_model: int) -> "AdaptiveUnembedding":
         self.check_vocabulary(vocab_size)

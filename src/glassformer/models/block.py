@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Rate
 from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerModule
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable
@@ -40,7 +41,7 @@ class BlockConfig(Config):
     parts: tuple[SubLayerConfig, ...]
     norm: NormConfig = field(default_factory=LayerNorm)
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre"
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     norm_after: NormConfig | None = None
     shared_norm: bool = False
 
@@ -73,7 +74,6 @@ class BlockConfig(Config):
             "block: a norm of a half behind a sub-layer would leave the other half without what is written; give "
             "norm_after.",
         )
-        require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
     @property
     def described(self) -> Sentence:

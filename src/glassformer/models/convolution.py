@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention import Context, LinearMap, SubLayerConfig, SubLayerModule
 from glassformer.attention.linear_map import parameters_of
-from glassformer.config import require
 from glassformer.models.mlp import ACTIVATIONS
 from glassformer.trace import Site, Tape, declare, full_names, site
 
@@ -36,19 +36,14 @@ class Convolution(SubLayerConfig, kind="convolution"):
         bias: Biases on both maps.
     """
 
-    width: int = 3
-    dilation: int = 1
-    d_hidden: int | None = None
+    width: Count = 3
+    dilation: Count = 1
+    d_hidden: Count | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
     bias: bool = True
 
     role: ClassVar[str] = "conv"
     only_backwards: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("width", "dilation", "d_hidden"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"convolution: {name} must be at least 1, found {value}.")
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "ConvolutionLayer":
         return ConvolutionLayer(self, d_model, layer, path)

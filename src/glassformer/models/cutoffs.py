@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.config import Config, require
+from glassformer.arguments import Amount, Positive
+from glassformer.config import Config
 
 CANDIDATES = 512  # ends that are tried, at most
 
@@ -35,15 +36,9 @@ class ProductCost(Config):
         least: Multiply-adds below which a product gets no cheaper.
     """
 
-    fixed: float = 3e-4
-    each: float = 3e-10
-    least: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(
-            self.fixed >= 0 and self.each > 0 and self.least >= 0,
-            f"product cost: fixed and least must not be negative, each must be positive; found {self}.",
-        )
+    fixed: Amount = 3e-4
+    each: Positive = 3e-10
+    least: Amount = 0.0
 
     def of(self, positions: Tensor | int, width: int, words: Tensor | int) -> Tensor:
         """Return the cost of products of these sizes, in seconds."""

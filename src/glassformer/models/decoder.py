@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.config import UNSAID, require
+from glassformer.arguments import Count, Rate
+from glassformer.config import UNSAID
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding
 from glassformer.models.initialise import initialise
@@ -45,10 +46,10 @@ class DecoderConfig(ModelConfig, kind="decoder"):
             `AdaptiveSoftmax`), with tied=False; None for the matrix.
     """
 
-    vocab_size: int
-    d_model: int
+    vocab_size: Count
+    d_model: Count
     layers: tuple[BlockConfig, ...]
-    max_len: int = 1024
+    max_len: Count = 1024
     positions: PositionEmbedding | None = None
     final_norm: NormConfig = field(default_factory=LayerNorm)
     tied: bool = True
@@ -58,22 +59,18 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     logit_cap: float | None = None
     embed_norm: NormConfig | None = None
     unembed_scale: float = 1.0
-    d_embed: int | None = None
-    embed_dropout: float = 0.0
-    output_vocab_size: int | None = None
+    d_embed: Count | None = None
+    embed_dropout: Rate = 0.0
+    output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
-        self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
         self.check_causal(self.layers)
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied)
         self.check_logits(self.logit_cap, self.unembed_scale)
         self.check_output_layer()
-        require(
-            self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
-        )
 
     def build(self, seed: int = 0) -> "Decoder":
         with torch.random.fork_rng(devices=[]):

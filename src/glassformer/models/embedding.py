@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
@@ -46,12 +47,9 @@ class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
-    offset: int = 0
+    offset: Natural = 0
     slowest: bool = False
     counts_padding: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.offset >= 0, f"sinusoidal positions: offset must not be negative, found {self.offset}.")
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,8 @@ class Learned(PositionEmbedding, kind="learned"):
         counts_padding: As of `Sinusoidal`.
     """
 
-    offset: int = 0
+    offset: Natural = 0
     counts_padding: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
 
 
 @dataclass(frozen=True)
@@ -84,18 +79,12 @@ class Axial(PositionEmbedding, kind="axial"):
     Source: Ho et al. 2019, "Axial Attention in Multidimensional Transformers"; Kitaev et al. 2020, "Reformer".
     """
 
-    shape: tuple[int, int] = (64, 64)
-    widths: tuple[int, int] = (64, 192)
-    copies: int = 1
+    shape: tuple[Count, Count] = (64, 64)
+    widths: tuple[Count, Count] = (64, 192)
+    copies: Count = 1
 
     offset: int = 0
     counts_padding: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("shape", "widths"):
-            found = getattr(self, name)
-            require(len(found) == 2 and min(found) >= 1, f"axial positions: {name} are two numbers, found {found}.")
-        require(self.copies >= 1, f"axial positions: copies must be at least 1, found {self.copies}.")
 
 
 class PositionTable(nn.Module):

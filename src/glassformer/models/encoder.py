@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Natural, Rate
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import BlockConfig, check_reads_both_ways
@@ -47,12 +48,12 @@ class EncoderConfig(ModelConfig, kind="encoder"):
             where they are. Even of equal size they count as two vocabularies.
     """
 
-    vocab_size: int
-    d_model: int
+    vocab_size: Count
+    d_model: Count
     layers: tuple[BlockConfig, ...]
-    max_len: int = 512
+    max_len: Count = 512
     positions: PositionEmbedding | None = None
-    n_types: int = 0
+    n_types: Natural = 0
     embed_norm: NormConfig | None = None
     final_norm: NormConfig = field(default_factory=LayerNorm)
     predicts: bool = True
@@ -61,17 +62,15 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     unembed_bias: bool = False
     embed_scale: bool | float = False
     init: Literal["gpt", "xavier"] = "gpt"
-    embed_dropout: float = 0.0
-    output_vocab_size: int | None = None
+    embed_dropout: Rate = 0.0
+    output_vocab_size: Count | None = None
 
     logit_cap: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied and self.predicts)
-        require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
         check_reads_both_ways("encoder", self.layers)
         require(
             self.predicts or (self.readout is None and not self.unembed_bias and self.output_vocab_size is None),

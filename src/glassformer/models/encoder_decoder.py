@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Rate
 from glassformer.attention import Context
 from glassformer.config import UNSAID, require
 from glassformer.data.tokenizer import Tokenizer
@@ -53,11 +54,11 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             `DecoderConfig`; None for the matrix.
     """
 
-    vocab_size: int
-    d_model: int
+    vocab_size: Count
+    d_model: Count
     encoder_layers: tuple[BlockConfig, ...]
     decoder_layers: tuple[BlockConfig, ...]
-    max_len: int = 512
+    max_len: Count = 512
     positions: PositionEmbedding | None = field(default_factory=Sinusoidal)
     final_norm: NormConfig = field(default_factory=NoNorm)
     tied: bool = True
@@ -70,13 +71,12 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     shared: bool = True
     start_id: int | None = None
     never_ids: tuple[int, ...] = ()
-    embed_dropout: float = 0.0
-    source_vocab_size: int | None = None
-    output_vocab_size: int | None = None
+    embed_dropout: Rate = 0.0
+    source_vocab_size: Count | None = None
+    output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
-        self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
         self.check_causal(self.decoder_layers)
         self.check_embeddings(self.embed_scale)
@@ -104,7 +104,6 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
 
     def _check_source(self) -> None:
         size = self.source_vocab_size
-        require(size is None or size >= 1, f"encoder_decoder: source_vocab_size must be at least 1, found {size}.")
         require(
             size is None or not self.shared,
             f"encoder_decoder: shared=True uses one matrix for source and target, and source_vocab_size={size} makes "

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Positive
 from glassformer.attention import ByPosition, LinearMap, LinearMaps, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
@@ -59,31 +60,29 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
 
     n_experts: int = 8
     n_chosen: int = 2
-    d_mlp: int | None = None
+    d_mlp: Count | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"] = "silu"
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
     renormalised: bool = True
     shift: float = 0.0
-    limit: float | None = None
+    limit: Positive | None = None
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     choice_bias: bool = False
     n_groups: int = 1
     n_chosen_groups: int = 1
     group_best: int = 1
     factor: float = 1.0
-    d_shared: int | None = None
+    d_shared: Count | None = None
 
     role: ClassVar[str] = "mlp"
 
     def __post_init__(self) -> None:
-        require(self.d_mlp is None or self.d_mlp >= 1, f"experts: d_mlp must be at least 1, found {self.d_mlp}.")
         require(
             1 <= self.n_chosen <= self.n_experts,
             f"experts: n_chosen={self.n_chosen} must lie between 1 and n_experts={self.n_experts}.",
         )
-        require(self.limit is None or self.limit > 0, f"experts: limit must be positive, found {self.limit}.")
         require(
             self.n_groups >= 1 and self.n_experts % self.n_groups == 0,
             f"experts: n_experts={self.n_experts} do not stand in n_groups={self.n_groups} of equal size.",
@@ -97,9 +96,6 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
         require(
             1 <= self.group_best <= size,
             f"experts: group_best={self.group_best} must lie between 1 and {size}, the experts of a group.",
-        )
-        require(
-            self.d_shared is None or self.d_shared >= 1, f"experts: d_shared must be at least 1, found {self.d_shared}."
         )
         require(self.gated or self.shift == 0, f"experts: shift={self.shift} moves the linear branch of gated experts.")
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Rate
 from glassformer.attention import ByPosition, LinearMap, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
-from glassformer.config import require
 from glassformer.models.evaluation import drops
 from glassformer.trace import Site, Tape, declare, full_names, site
 
@@ -40,17 +40,13 @@ class Mlp(SubLayerConfig, kind="mlp"):
     Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants".
     """
 
-    d_mlp: int | None = None
+    d_mlp: Count | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
     gated: bool = False
     bias: bool = True
-    dropout: float = 0.0
+    dropout: Rate = 0.0
 
     role: ClassVar[str] = "mlp"
-
-    def __post_init__(self) -> None:
-        require(self.d_mlp is None or self.d_mlp >= 1, f"mlp: d_mlp must be at least 1, found {self.d_mlp}.")
-        require(0 <= self.dropout < 1, f"mlp: dropout must be in [0, 1), found {self.dropout}.")
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "MlpLayer":
         return MlpLayer(self, d_model, layer, path)

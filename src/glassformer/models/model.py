@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
@@ -26,10 +27,10 @@ from glassformer.trace import Foreign, Site, SiteTable, Tape
 class ModelConfig(Config, family=True):
     """A whole model as data."""
 
-    vocab_size: int
-    output_vocab_size: int | None
-    d_model: int
-    max_len: int
+    vocab_size: Count
+    output_vocab_size: Count | None
+    d_model: Count
+    max_len: Count
     output_layer: OutputLayer | None = None
 
     @property
@@ -72,11 +73,7 @@ class ModelConfig(Config, family=True):
         return {path: words for path, words in found.items() if words}
 
     def check(self, crossing: tuple[BlockConfig, ...], why_not: str) -> None:
-        """Raise `ConfigError` for sizes that no model can have, or cross-attention in `crossing` blocks."""
-        for name in ("vocab_size", "d_model", "max_len"):
-            require(getattr(self, name) >= 1, f"{self.kind}: {name} must be at least 1, found {getattr(self, name)}.")
-        size = self.output_vocab_size
-        require(size is None or size >= 1, f"{self.kind}: output_vocab_size must be at least 1, found {size}.")
+        """Raise `ConfigError` for norms of half a stream of a whole one, or cross-attention in `crossing` blocks."""
         for name in ("final_norm", "embed_norm"):
             half = getattr(getattr(self, name, None), "half", None)
             require(half is None, f"{self.kind}: {name} reads the whole stream; found half={half!r}.")
@@ -89,10 +86,6 @@ class ModelConfig(Config, family=True):
             for part in layer.parts:
                 if isinstance(part, Attention) and not part.cross and part.mixer.bidirectional:
                     raise needs_whole_texts(f"{self.kind}: layer {i}", part.mixer)
-
-    def check_dropout(self, rate: float) -> None:
-        """Raise `ConfigError` for a rate of dropout on embeddings that is none."""
-        require(0 <= rate < 1, f"{self.kind}: embed_dropout must be in [0, 1), found {rate}.")
 
     def check_embeddings(self, scale: bool | float) -> None:
         """Raise `ConfigError` for a factor on token vectors that no model can have."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Amount
 from glassformer.config import UNSAID, Config, require
 from glassformer.trace import Site, Tape, declare, site, wants
 
@@ -45,14 +46,13 @@ class LayerNorm(NormConfig, kind="layer_norm"):
     "Nemotron-4" (stored around 0).
     """
 
-    eps: float = 1e-5
+    eps: Amount = 1e-5
     bias: bool = True
     gain: bool = True
     offset: float = 0.0
     half: Half | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
-        require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
         _check_offset("layer_norm", self.offset, self.gain)
 
 
@@ -69,12 +69,11 @@ class RmsNorm(NormConfig, kind="rms_norm"):
     Source: Zhang and Sennrich 2019; Gemma Team 2024, "Gemma" (stored around 0).
     """
 
-    eps: float = 1e-5
+    eps: Amount = 1e-5
     offset: float = 0.0
     gain: bool = True
 
     def __post_init__(self) -> None:
-        require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
         _check_offset("rms_norm", self.offset, self.gain)
 
 

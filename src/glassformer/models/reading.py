@@ -246,15 +246,9 @@ def read(
         return _of_batch(model, given)
     said = {"specials": specials, "allow_unknown": allow_unknown}
     padded = {"lengths": lengths, "mask": mask}
+    require_source(model, source is not None)
     if not model.reads_pairs:
-        if source is not None:
-            raise ShapeMismatch("this model has no encoder, so it reads no source; put the text into what it reads.")
         return joined(model, read_side(model, given, "prompt", **said, **padded))
-    if source is None:
-        raise ShapeMismatch(
-            "an encoder-decoder reads a source too, and there is none.\n"
-            "    Give read(target, source=…), run(model, source, target=…), or Batch(…, source=…)."
-        )
     of_source = source if isinstance(source, Side) else read_side(model, source, "source", **said, **padded)
     return joined(model, read_side(model, given, "target", **said), of_source)
 
@@ -274,24 +268,15 @@ def read_opening(
     if not model.generates:
         # raises, and says why
         model.begin(0)
-    if not model.reads_pairs:
-        if source is not None or source_lengths is not None:
-            raise TextError("a decoder reads its prompt only, and has no source; put the text into the prompt.")
-        of_source = None
-    elif source is None:
-        raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
-    else:
+    require_source(model, source is not None or (source_lengths is not None and not model.reads_pairs))
+    of_source = None
+    if model.reads_pairs:
         of_source = read_side(
             model, source, "source", lengths=source_lengths, allow_unknown=allow_unknown,
             within_context=not beyond_context,
         )  # fmt: skip
     # where the context ends decides how many new tokens there may be
     opening = read_side(model, prompts, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
-    if of_source is not None and len(of_source.tokens) != len(opening.tokens):
-        raise TextError(
-            f"{len(of_source.tokens)} sources for {len(opening.tokens)} prompts; give one prompt, usually [bos], per "
-            "source."
-        )
     return joined(model, opening, of_source)
 
 
@@ -308,7 +293,10 @@ def joined(model: "Model", output: Side, source: Side | None = None, *, generate
         return Inputs(output, None, (output.ids,), kwargs, notes=notes_of(model, output))
     assert source.ids is not None, "a model of ours reads ids"
     if len(output.ids) != len(source.ids):
-        raise ShapeMismatch(f"source has batch={len(source.ids)}, target has batch={len(output.ids)}.")
+        raise ShapeMismatch(
+            f"source has batch={len(source.ids)}, target has batch={len(output.ids)}: give one target, or one prompt "
+            "to start from, for each source."
+        )
     # nothing looks at a source from its end
     source = dataclasses.replace(
         source, ids=source.padding.aligned(source.ids), padding=Padding(source.padding.lengths)
@@ -518,6 +506,17 @@ def tokenizer_of(module: Any, of_source: bool = False) -> Any:
     return getattr(module, "source_tokenizer" if of_source else "tokenizer", None)
 
 
+def require_source(model: "Model", there_is_one: bool) -> None:
+    """Raise `ShapeMismatch` if a source is missing, or given to a model that reads none."""
+    if model.reads_pairs and not there_is_one:
+        raise ShapeMismatch(
+            "an encoder-decoder reads a source too, and there is none.\n"
+            "    Give source=… beside the target or prompt, run(model, source, target=…), or Batch(…, source=…)."
+        )
+    if there_is_one and not model.reads_pairs:
+        raise ShapeMismatch("this model has no encoder, so it reads no source: put the text into what it reads.")
+
+
 def require_unsaid(lengths: Any, mask: Any) -> None:
     """Raise `ShapeMismatch` if padding is said of a batch."""
     if lengths is not None or mask is not None:
@@ -528,17 +527,11 @@ def _of_batch(model: "Model", batch: Batch) -> Inputs:
     batch = batch.to(place_of(model))
     batch.check_targets(model.config.n_outputs)
     output = read_side(model, batch.tokens, "prompt", lengths=batch.lengths)
-    if not model.reads_pairs:
-        if batch.source is not None:
-            raise ShapeMismatch("this model has no encoder, so it reads no source: give a Batch without one.")
+    require_source(model, batch.source is not None)
+    if batch.source is None:
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
         notes = notes_of(model, output)
         return Inputs(output, None, (output.ids,), kwargs, in_columns=True, notes=notes)
-    if batch.source is None:
-        raise ShapeMismatch(
-            "an encoder-decoder reads a source too, and this Batch has none.\n"
-            "    Give Batch(…, source=…), or run(model, source, target=…)."
-        )
     source = read_side(model, batch.source, "source", lengths=batch.source_lengths)
     kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
     args, notes = (source.ids, output.ids), notes_of(model, output, source)

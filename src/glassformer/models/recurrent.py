@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention import Context, LinearMap, SubLayerConfig, SubLayerModule
 from glassformer.attention.linear_map import parameters_of
-from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 
@@ -42,16 +42,11 @@ class Gru(SubLayerConfig, kind="gru"):
         bidirectional: A second state that runs backwards, as far as the mask lets positions see ahead: in encoders.
     """
 
-    d_hidden: int | None = None
+    d_hidden: Count | None = None
     bias: bool = True
     bidirectional: bool = False
 
     role: ClassVar[str] = "gru"
-
-    def __post_init__(self) -> None:
-        require(
-            self.d_hidden is None or self.d_hidden >= 1, f"gru: d_hidden must be at least 1, found {self.d_hidden}."
-        )
 
     @property
     def only_backwards(self) -> bool:  # type: ignore[override]

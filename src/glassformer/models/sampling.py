@@ -8,7 +8,6 @@ min-p                what is less likely than min_p times the likeliest is dropp
 draw                 the first token, by id, at which the cumulated probability passes a uniform number
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.arguments import checked
-from glassformer.config import Config, require
+from glassformer.arguments import Count, FiniteAmount, Positive, PositiveShare, Share, checked
+from glassformer.config import Config
 from glassformer.errors import AnalysisUnavailable
 
 
@@ -35,23 +34,12 @@ class Sampling(Config):
         seed: Row i of a batch draws with seed + i, so that a row never depends on its neighbours.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
+    temperature: FiniteAmount = 1.0
+    top_k: Count | None = None
+    top_p: PositiveShare | None = None
+    min_p: Share | None = None
+    repetition_penalty: Positive = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        require(finite, f"sampling: temperature must be 0 (greedy) or above, found {self.temperature}.")
-        require(self.top_k is None or self.top_k >= 1, f"sampling: top_k must be at least 1, found {self.top_k}.")
-        require(self.top_p is None or 0 < self.top_p <= 1, f"sampling: top_p must be in (0, 1], found {self.top_p}.")
-        require(self.min_p is None or 0 <= self.min_p <= 1, f"sampling: min_p must be in [0, 1], found {self.min_p}.")
-        penalty = self.repetition_penalty
-        require(
-            math.isfinite(penalty) and penalty > 0, f"sampling: repetition_penalty must be positive, found {penalty}."
-        )
 
     @property
     def greedy(self) -> bool:

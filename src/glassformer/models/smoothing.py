@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Rate
 from glassformer.config import Config, require
 
 
@@ -29,12 +30,11 @@ class LabelSmoothing(Config):
         excluded: Ids that have no share, in the form `others`: padding, most often.
     """
 
-    rate: float
+    rate: Rate
     over: Literal["all", "others"] = "all"
     excluded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, f"smoothing must be in [0, 1), found {self.rate}.")
         require(
             not self.excluded or self.over == "others",
             f'smoothing: excluded={self.excluded} belongs to over="others"; found over="{self.over}".',

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.files import json_text, read_json, write
 from glassformer.render.page import study_page
 from glassformer.study import records

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import glassformer.applicability
 from glassformer import files
-from glassformer.analysis.question import Card, cards
+from glassformer.analysis.cards import Card, cards
 from glassformer.applicability import Analysis, Outcome, Row, Table
 from glassformer.applicability.table import FILE
 from glassformer.attention import (

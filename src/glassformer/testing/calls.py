@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.learning import History, trajectory
 from glassformer.analysis.lens import TunedLens
-from glassformer.analysis.question import card_of
 from glassformer.analysis.sweep import logit_difference
 from glassformer.analysis.vocabulary import crossed_trigrams
 from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer

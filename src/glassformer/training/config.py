@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
+from glassformer.arguments import Count, Rate
 from glassformer.config import FORMAT_VERSION, Config, require, require_finite
 from glassformer.data import DataConfig
 from glassformer.errors import ConfigError
@@ -39,26 +40,22 @@ class TrainConfig(Config):
     data: DataConfig
     evaluate: DataConfig | None = None
     optim: OptimConfig = field(default_factory=OptimConfig)
-    steps: int = 1000
+    steps: Count = 1000
     seed: int = 0
-    accumulate: int = 1
-    smoothing: float | LabelSmoothing = 0.0
+    accumulate: Count = 1
+    smoothing: Rate | LabelSmoothing = 0.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     device: str = "auto"
-    log_every: int = 20
-    evaluate_every: int = 200
-    evaluate_batches: int = 8
-    save_every: int = 200
+    log_every: Count = 20
+    evaluate_every: Count = 200
+    evaluate_batches: Count = 8
+    save_every: Count = 200
     keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_finite(self, "train")
         require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
-        for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
-            require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
-        if not isinstance(self.smoothing, LabelSmoothing):
-            require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
 
     def identity(self) -> str:
         """Identity of a recipe, as JSON: all of it but where it runs."""

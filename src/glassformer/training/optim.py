@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from glassformer.arguments import Amount, Natural, Positive, Rate, Share
 from glassformer.attention import LinearMaps
 from glassformer.config import Config, require, require_finite
 from glassformer.numerics.placement import place_of
@@ -36,23 +37,17 @@ class OptimConfig(Config):
         clip: Largest norm of the gradient; 0 for no limit.
     """
 
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     schedule: Literal["cosine", "noam", "constant"] = "cosine"
-    warmup: int = 100
-    floor: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    warmup: Natural = 100
+    floor: Share = 0.1
+    betas: tuple[Rate, Rate] = (0.9, 0.98)
+    eps: Amount = 1e-9
+    weight_decay: Amount = 0.01
+    clip: Amount = 1.0
 
     def __post_init__(self) -> None:
         require_finite(self, "optim")
-        require(self.lr > 0, f"optim: lr must be positive, found {self.lr}.")
-        require(self.warmup >= 0, f"optim: warmup must not be negative, found {self.warmup}.")
-        require(0 <= self.floor <= 1, f"optim: floor must be in [0, 1], found {self.floor}.")
-        for name in ("eps", "weight_decay", "clip"):
-            require(getattr(self, name) >= 0, f"optim: {name} must not be negative, found {getattr(self, name)}.")
-        require(all(0 <= beta < 1 for beta in self.betas), f"optim: betas must be in [0, 1), found {self.betas}.")
         # the first update divides the rate by 1 - beta, and weights are float32
         most = torch.finfo(torch.float32).max * (1 - self.betas[0])
         require(self.lr <= most, f"optim: lr is too large for weights in float32: at most {most:.2g}, found {self.lr}.")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glassformer import weights
-from glassformer.analysis.question import cards
+from glassformer.analysis.cards import cards
 from glassformer.analysis.vocabulary import crossed_cost
 from glassformer.applicability import Outcome, Row, applied
 from glassformer.attention import MixerConfig, Traits

@@ -1,9 +1,9 @@
 """The laws of analyses of one pass."""
 
 from glassformer.analysis.attribution import direct_logit_attribution
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads import head_roles
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.question import card_of
 from glassformer.testing import AnalysisLaws
 
 

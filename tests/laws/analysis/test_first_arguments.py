@@ -20,7 +20,7 @@ from glassformer.analysis import (
     subspaces,
     vocabulary,
 )
-from glassformer.analysis.question import Card, cards
+from glassformer.analysis.cards import Card, cards
 from glassformer.analysis.sweep import NAMES, accuracy, logit_difference, next_token_loss, sweep
 from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
@@ -52,7 +52,8 @@ def asked(card: Card, first: Any) -> Any:
         "after": model, "documents": [[1, 2, 3]], "first": 0, "second": 1, "head": "L0H0", "mask": torch.ones(5, 5),
         "receivers": ["logits"], "circuit": edges, "senders": ["L0H0"], "word": "a", "contexts": ["a b"],
     }  # fmt: skip
-    function = inspect.unwrap(card.function)
+    # what is asked of one pass is given its run at the door
+    function = card.function if card.of == "one pass" else inspect.unwrap(card.function)
     parameters = list(inspect.signature(function).parameters.values())[1:]
     needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     named = {p.name: others.get(p.name) for p in needed if p.kind is p.KEYWORD_ONLY}

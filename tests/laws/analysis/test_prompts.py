@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis import Run, run
+from glassformer.analysis.cards import Card, cards
 from glassformer.analysis.causal import ablate
 from glassformer.analysis.frozen import frozen_edits
 from glassformer.analysis.lens import fit_tuned_lens
 from glassformer.analysis.losses import token_losses
 from glassformer.analysis.origin import INPUTS
-from glassformer.analysis.question import Card, cards
 from glassformer.data import Batch, Contrast
 from glassformer.errors import AnalysisUnavailable, GlassformerError, NoPattern, ShapeMismatch, WrongArgument
 from glassformer.labelled import Labelled, Result

@@ -190,7 +190,7 @@ def test_weights_alone_do_not_tell_scores_beyond_the_trained_length(scaling: Rop
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearScaling(0.0), "rope scaling: factor must be positive, found 0.0."),
+        (lambda: LinearScaling(0.0), "linear: factor must be positive, found 0.0."),
         (lambda: YarnScaling(slow=40.0), "rope scaling: slow=40.0 must not be above fast=32.0."),
         (
             lambda: LongScaling((1.0,), (1.0, 2.0)),

@@ -189,5 +189,5 @@ def test_analyses_that_need_one_pattern_per_head_refuse() -> None:
 def test_the_grid_of_an_input_reaches_the_mechanism() -> None:
     assert Attention(2, grid=(3, 4)).build(8, 12, 0, "").mixer.dims.grid == (3, 4)
     assert Attention.from_json(Attention(2, grid=(3, 4)).to_json()).grid == (3, 4)
-    with pytest.raises(ConfigError, match="grid must have rows and columns"):
+    with pytest.raises(ConfigError, match="grid must be at least 1"):
         Attention(2, grid=(0, 4))

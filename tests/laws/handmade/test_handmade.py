@@ -120,7 +120,7 @@ def test_a_text_of_the_tokens_names_runs(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     ids = random_ids(model, 5)
     # a text starts with <bos> of itself
-    shown = ids[0, int(model.require_tokenizer().require("bos") is not None) :].tolist()
+    shown = ids[0, int(model.require_tokenizer().bos is not None) :].tolist()
     text = " ".join(model.require_tokenizer().tokens(shown))
     assert model.require_tokenizer().encode(text) == shown
     logits = run(model, text).logits

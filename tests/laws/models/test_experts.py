@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer import analysis, weights
 from glassformer.analysis.attribution import direct_logit_attribution, neuron_effects
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
 from glassformer.models.accounting import count_flops, count_parameters

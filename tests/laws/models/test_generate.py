@@ -371,9 +371,9 @@ def test_more_tokens_than_learned_positions_are_refused_before_any_work() -> Non
 
 
 def test_a_source_is_asked_of_an_encoder_decoder_and_refused_by_a_decoder() -> None:
-    with pytest.raises(TextError, match="needs a source"):
+    with pytest.raises(ShapeMismatch, match="reads a source too, and there is none"):
         generate(built(ARCHITECTURES["encoder-decoder post"]), [[1]])
-    with pytest.raises(TextError, match="reads its prompt only"):
+    with pytest.raises(ShapeMismatch, match="has no encoder, so it reads no source"):
         generate(built(ARCHITECTURES["mha"]), [[1]], source=[[1]])
 
 
@@ -394,7 +394,7 @@ def test_lengths_that_no_source_has_are_refused(search: Any) -> None:
             found(lengths)
     with pytest.raises(ShapeMismatch, match="rows of unequal lengths, say themselves"):
         found([1, 1], [[1, 2, 3], [4]])
-    with pytest.raises(TextError, match="a decoder reads its prompt only"):
+    with pytest.raises(ShapeMismatch, match="has no encoder, so it reads no source"):
         search(tiny("rotary"), [[1]], source_lengths=torch.tensor([1]))
 
 

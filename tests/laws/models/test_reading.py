@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said_in_the_same_words_whoever_reads(wrong: str) -> No
 
 def test_what_only_some_readers_may_be_given_is_refused_by_them() -> None:
     model, pair = reader(), reader("translator_post")
-    batch = Batch(*[torch.tensor([[3, 4]])] * 2, torch.ones(1, 2).bool())
+    batch = Batch(torch.tensor([[3, 4]]), torch.tensor([[4, 5]]), torch.ones(1, 2).bool())
     refused: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: model.read(list(range(3, 9)) * 2),
@@ -124,6 +124,13 @@ def test_what_only_some_readers_may_be_given_is_refused_by_them() -> None:
         (lambda: pair.read([3], source=[3] * 9), "a source of 9 tokens, but the context of this model is 8"),
         (lambda: model.read([3], source=[3]), "this model has no encoder, so it reads no source"),
         (lambda: pair.read([3]), "reads a source too, and there is none"),
+        (lambda: pair.read(batch), "reads a source too, and there is none"),
+        (lambda: generate(pair, [[3]]), "reads a source too, and there is none"),
+        (lambda: generate(model, [[3]], source=[[3]]), "this model has no encoder, so it reads no source"),
+        (lambda: generate(pair, [[3], [4]], source=[[3]]), "source has batch=1, target has batch=2"),
+        (lambda: gf.run(model, [3], target=[3]), "this model has no encoder"),
+        (lambda: model.read(None), "expected a text or token ids"),
+        (lambda: gf.run(model, None), "expected a text or token ids"),
         (lambda: pair.read([[3], [4]], source=[3]), "source has batch=1, target has batch=2"),
         (lambda: model.read(batch, lengths=[1]), "a Batch says itself which of its tokens are real"),
         (

@@ -234,5 +234,5 @@ def test_training_smooths_as_its_recipe_says_and_the_held_out_loss_does_not(tmp_
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_rate_of_smoothing_that_is_none_is_refused(rate):
-    with pytest.raises(ConfigError, match=r"smoothing must be in \[0, 1\)"):
+    with pytest.raises(ConfigError, match=r"rate must be in \[0, 1\)"):
         LabelSmoothing(rate)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.attribution._live_norm import FinalNorm
 from glassformer.analysis.components import Component, Kind, bias_of, vector_sites, written_by
 from glassformer.analysis.frozen._pull_back import Directions, PulledDirections, Write, products, pull_back, scale_sites
@@ -129,7 +129,6 @@ def direct_logit_attribution(
             are asked for where the stream passes more norms than the final one.
         ShapeMismatch: There is no such row or position, or answers or directions do not fit those asked for.
     """
-    run = run_for(direct_logit_attribution, run, text, target, row=row)
     run.require(_component_sites(run.model, run), "direct_logit_attribution")
     at = places(run, position, single=row is not None)
     aimed = aim(run, answer, against, direction, at, "direct_logit_attribution")

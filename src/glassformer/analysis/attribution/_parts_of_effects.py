@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.attribution._direct_logit_attribution import aim, aim_sites
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.frozen._pull_back import PulledDirections, Write, pull_back
@@ -70,14 +70,18 @@ class NeuronEffects(Result):
     bias: Labelled
 
 
-def direct_source_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
+def direct_source_sites(
+    model: ModelLike, layers: Sequence[int] | None = None, direction: Tensor | None = None
+) -> list[str]:
     """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
-    return aim_sites(model, directed) + [site for layer in _attentions(model, layers) for site in _sites(layer)]
+    return aim_sites(model, direction is not None) + [
+        site for layer in _attentions(model, layers) for site in _sites(layer)
+    ]
 
 
-def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
+def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, direction: Tensor | None = None) -> list[str]:
     """Return the sites that `neuron_effects` reads."""
-    return aim_sites(model, directed) + [part.at.hidden for part in _mlps(model, layers)]
+    return aim_sites(model, direction is not None) + [part.at.hidden for part in _mlps(model, layers)]
 
 
 @question(
@@ -116,12 +120,8 @@ def source_effects(
         NoPattern: A mechanism has no pattern that multiplies values; `direct_logit_attribution` has its heads whole.
         AnalysisUnavailable: There is no attention in these layers.
     """
-    directed = direction is not None
-    run = run_for(
-        source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed), row=row
-    )
     chosen = _attentions(run.model, layers)
-    run.require(direct_source_sites(run.model, layers, directed), "source_effects")
+    run.require(direct_source_sites(run.model, layers, direction), "source_effects")
     at = places(run, position, single=row is not None)
     path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
     return by_key(run, path, at, chosen)
@@ -157,10 +157,8 @@ def neuron_effects(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no MLP in these layers.
     """
-    directed = direction is not None
-    run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed), row=row)
     _mlps(run.model, layers)
-    run.require(neuron_sites(run.model, layers, directed), "neuron_effects")
+    run.require(neuron_sites(run.model, layers, direction), "neuron_effects")
     at = places(run, position, single=row is not None)
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []

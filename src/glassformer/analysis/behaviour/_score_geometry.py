@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
@@ -115,7 +115,6 @@ def score_geometry(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: No head has scores that are products of a query and a key.
     """
-    run = run_for(score_geometry, run, text, target)
     run.require(_sites_of_scores(run.model), "score_geometry")
     known, left_out = _measurable(run.model)
     trained = length or run.model.trained_length or run.model.config.max_len

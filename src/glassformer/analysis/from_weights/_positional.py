@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several, checked
@@ -225,7 +224,6 @@ def offset_scores(
         NoPattern: No head has one.
         AnalysisUnavailable: Rows are of different lengths: ask of each, `offset_scores(run.prompt(i))`.
     """
-    run = run_for(offset_scores, run, text, target)
     sites = offset_sites(run.model)
     if not any(layer.module.traits.one_pattern for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
@@ -107,7 +107,6 @@ def query_key_scales(run: Any, text: Any = None, target: Any = None, *, row: int
         >>> head = weights.of(model)["L1H6"]
         >>> head.qk(offset=3, scales=scales.at(head, query=7, key=4))
     """
-    run = run_for(query_key_scales, run, text, target, row=row)
     model = require_model(run.model, "query_key_scales")
     run.require(scale_sites(model), "query_key_scales")
     w = weights.of(model)

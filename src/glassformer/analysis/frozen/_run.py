@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run, run_for
+from glassformer.analysis._run import run
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.prepare import require_one_prompt
 from glassformer.analysis.question import question
@@ -71,6 +71,8 @@ def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
     reads=frozen_sites,
     traits=("linear_in_value",),
     holds=("patterns", "norm scales"),
+    # edits go where the values stood, padding in its place
+    padded=True,
 )
 def frozen_edits(
     run: Any,
@@ -102,9 +104,6 @@ def frozen_edits(
         >>> clean = gf.run(model, text, read=frozen_sites(model))
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
-    checked = run_for(frozen_edits, run, text, target)
-    # edits go where the values stood, padding in its place
-    run = run if isinstance(run, Run) else checked
     of_norms, of_heads = _frozen_sites(run.model)
     names = [*(of_norms if scales else ()), *(of_heads if patterns else ())]
     run.require(names, "frozen_edits")

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.components import Component, bias_of, head_labels, vector_sites, written_by
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
@@ -117,7 +117,7 @@ def source_sites(model: ModelLike) -> list[str]:
     return names
 
 
-def _stack_sites(model: ModelLike, site: str | None) -> list[str]:
+def _stack_sites(model: ModelLike, site: str | None = None) -> list[str]:
     """Return what `writes` reads to take apart the stack that a place lies in."""
     return residual_sites(model, _stack_of(require_model(model), site))
 
@@ -126,7 +126,7 @@ def _write_source_sites(model: ModelLike) -> list[str]:
     return residual_sites(model) + source_sites(model)
 
 
-@question("What is the stream at one place made of?", reads=residual_sites, holds=("norm scales",))
+@question("What is the stream at one place made of?", reads=_stack_sites, holds=("norm scales",))
 def writes(
     run: Any,
     text: Any = None,
@@ -153,7 +153,6 @@ def writes(
         SiteNotRead: The run lacks a site.
         UnknownSite: No such place in a residual stream.
     """
-    run = run_for(writes, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
     at = _index(run, stack, position)
     pairs = list(each_write(run, site))
@@ -172,7 +171,7 @@ def writes(
     )  # fmt: skip
 
 
-@question("How much of the stream is each component?", reads=residual_sites, holds=("norm scales",))
+@question("How much of the stream is each component?", reads=_stack_sites, holds=("norm scales",))
 def write_shares(
     run: Any,
     text: Any = None,
@@ -190,7 +189,6 @@ def write_shares(
         site: As for `writes`.
         row: Row of the batch.
     """
-    run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
     # squares of what float16 holds are more than it holds
     stream = wide(run[site].values[0].detach())
@@ -206,7 +204,7 @@ def write_shares(
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
 
-@question("Which components write along a direction?", reads=residual_sites, holds=("norm scales",))
+@question("Which components write along a direction?", reads=_stack_sites, holds=("norm scales",))
 def write_projections(
     run: Any,
     text: Any = None,
@@ -228,7 +226,6 @@ def write_projections(
         row: Row of the batch.
         labels: Names of the directions.
     """
-    run = run_for(write_projections, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
     directions = torch.atleast_2d(directions)
     if directions.ndim != 2 or directions.shape[-1] != run[site].size("d_model"):
@@ -277,7 +274,6 @@ def write_sources(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
-    run = run_for(write_sources, run, text, target, row=row)
     model = require_model(run.model)
     at = run.place(position)
     heads = {label: (layer, h) for layer in model.sub_layers() for h, label in enumerate(head_labels(layer))}

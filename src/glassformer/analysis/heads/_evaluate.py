@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import run, run_for
+from glassformer.analysis._run import run
 from glassformer.analysis.heads._roles import (
     ROLES,
     Head,
@@ -200,7 +200,6 @@ def find_pattern(
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head has one.
     """
-    run = run_for(find_pattern, run, text, target)
     known = [h for h in heads(run.model) if h.reading is not None and not h.crosses]
     if not known:
         raise no_patterns("find_pattern", "no attention with a pattern")

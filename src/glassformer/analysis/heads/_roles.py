@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import run, run_for
+from glassformer.analysis._run import run
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
@@ -139,7 +139,6 @@ def head_roles(
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head of this stack has a pattern.
     """
-    run = run_for(head_roles, run, text, target)
     stack = require_model(run.model, "head_roles").stack_name(stack)
     ids = run.source_ids if stack == "encoder" else run.ids
     assert ids is not None, "a run of one of our models has ids"

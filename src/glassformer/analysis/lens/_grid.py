@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.lens._tuned import TunedLens
@@ -96,7 +96,7 @@ def lens_sites(model: ModelLike) -> list[str]:
     return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
 
 
-def _wanted(model: ModelLike, sites: Sequence[str] | None, translators: TunedLens | None) -> list[str]:
+def _wanted(model: ModelLike, sites: Sequence[str] | None = None, translators: TunedLens | None = None) -> list[str]:
     """Return what `lens_grid` reads with these options; of the embedding, tokens and positions."""
     every = lens_sites(model) if translators is None else translators.reads(model)
     entry, *added = entry_sites(model.output_embed)
@@ -104,7 +104,7 @@ def _wanted(model: ModelLike, sites: Sequence[str] | None, translators: TunedLen
     return [*names, *(added if entry in names else [])]
 
 
-@question("What would the model say if it stopped at each place, at each position?", reads=lens_sites)
+@question("What would the model say if it stopped at each place, at each position?", reads=_wanted)
 def lens_grid(
     run: Any,
     text: Any = None,
@@ -142,7 +142,6 @@ def lens_grid(
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    run = run_for(lens_grid, run, text, target, lambda model: _wanted(model, sites, translators))
     model = run.model
     translate: Translate | None = None if translators is None else translators.translator(model)
     every = lens_sites(model) if translators is None else translators.reads(model)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
@@ -80,7 +80,6 @@ def logit_lens(
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    run = run_for(logit_lens, run, text, target, row=row)
     run.require(block_sites(run.model), "logit_lens")
     at = run.place(position)
     with torch.no_grad():

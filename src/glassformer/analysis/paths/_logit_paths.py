@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
@@ -130,7 +130,6 @@ def expand_paths(
         >>> expand_paths(done, "c").paths[0].label
         'token > L1H3'
     """
-    run = run_for(expand_paths, run, text, target, row=row)
     question = _ask(run, answer, against, position, "expand_paths")
     found = sorted(_terms(question, max_order), key=lambda path: -abs(path.value))
     values = torch.tensor([path.value for path in found], dtype=torch.float64)
@@ -166,7 +165,6 @@ def paths(
     max_order: Natural | None = 2,
 ) -> Iterator[Path]:
     """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
-    run = run_for(paths, run, text, target, row=row)
     # no generator itself: what is wrong is said at the call, not at the first path
     return _terms(_ask(run, answer, against, position, "paths"), max_order)
 
@@ -208,7 +206,6 @@ def path_sources(
     Raises:
         AnalysisUnavailable: An unknown head, or heads that cannot follow each other.
     """
-    run = run_for(path_sources, run, text, target, row=row)
     question = _ask(run, answer, against, position, "path_sources")
     steps, u, entry = question.steps, question.direction, len(question.steps.steps)
     for label in reversed(heads):
@@ -255,7 +252,6 @@ def source_map(
         position: As for `expand_paths`.
         row: As for `expand_paths`.
     """
-    run = run_for(source_map, run, text, target, row=row)
     question = _ask(run, answer, against, position, "source_map")
     steps = question.steps
     directions = {

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.components import Component, head_labels
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.frozen._writes import each_write, residual_sites
@@ -108,7 +108,6 @@ def score_paths(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
-    run = run_for(score_paths, run, text, target, row=row)
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
     components, q, k, context = _projected(run, layer, part)

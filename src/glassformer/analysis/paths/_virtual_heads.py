@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
@@ -106,7 +106,6 @@ def virtual_heads(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: No head can follow another, or the text has no next token.
     """
-    run = run_for(virtual_heads, run, text, target)
     steps = steps_of(run, "virtual_heads")
     counts, direction = _next_tokens(run, steps, centred)
     rows = pair_contributions(steps, direction)
@@ -162,7 +161,6 @@ def composed_pattern(
         second: Label of the head that reads what it wrote.
         row: Row of the batch.
     """
-    run = run_for(composed_pattern, run, text, target, row=row)
     pattern = _composed(steps_of(run, "composed_pattern"), (first, second))[0]
     labels = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     return Labelled(pattern, ("query", "key"), {"query": labels, "key": labels})

@@ -16,13 +16,14 @@ from glassformer.analysis.attribution._direct_logit_attribution import (
     direct_logit_attribution,
     read_by_unembedding,
 )
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen._writes import source_sites
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.places import position_in
 from glassformer.analysis.prepare import answer_id, require_one_prompt
-from glassformer.analysis.question import card_of, question
+from glassformer.analysis.question import question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explanation import (
     Candidate,

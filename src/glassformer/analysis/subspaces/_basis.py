@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, checked
@@ -176,7 +176,6 @@ def kurtosis(
     Raises:
         SiteNotRead: The run lacks a site.
     """
-    run = run_for(kurtosis, run, text, target)
     sites = kurtosis_sites(run.model)
     run.require(sites, "kurtosis")
     plain, turned, n = [], [], 0

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run, run_for
+from glassformer.analysis._run import Run
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
 from glassformer.analysis.question import question
@@ -261,7 +261,6 @@ def erasure(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: The model has neither self-attention nor an MLP.
     """
-    run = run_for(erasure, run, text, target)
     run.require(erasure_sites(run.model), "erasure")
     w = weights.of(run.model)
     labels: list[str] = []
@@ -321,7 +320,6 @@ def stream_dimensions(
     Raises:
         AnalysisUnavailable: Nothing of width d_model was read.
     """
-    run = run_for(stream_dimensions, run, text, target)
     labels: list[str] = []
     found: list[Tensor] = []
     n = 0

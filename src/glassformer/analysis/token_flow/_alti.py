@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Unit, flow_sites
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
@@ -49,7 +48,6 @@ def alti(
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    run = run_for(alti, run, text, target, lambda model: flow_sites(model, stack), row=row)
     return roll(run, "alti", _weigh, stack=stack, norms="frozen")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from glassformer.analysis._run import run_for, text_position
+from glassformer.analysis._run import text_position
 from glassformer.analysis.frozen._mixing import flow_sites, has_source
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow
@@ -73,7 +73,6 @@ def attention_flow(
         row: Row of the batch.
         stack: As for `rollout`.
     """
-    run = run_for(attention_flow, run, text, target, lambda model: flow_sites(model, stack), row=row)
     rolled = rollout(run, kept=kept, signed=signed, stack=stack)
     n, n_keys = rolled.final.shape
     position = text_position(position, n)

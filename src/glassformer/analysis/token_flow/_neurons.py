@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from glassformer.analysis._run import run_for
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -74,7 +73,6 @@ def neuron_shares(
         AnalysisUnavailable: There is no such MLP, or it writes nothing there.
         SiteNotRead: The run lacks a site.
     """
-    run = run_for(neuron_shares, run, text, target, row=row)
     mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
     mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
     if not isinstance(mlp, MlpLayer):

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Moves, Unit, flow_sites, has_source, require_rows
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
@@ -53,7 +52,6 @@ def rollout(
         AnalysisUnavailable: Rows of a pattern do not sum to one, and `signed` is not `absolute`; or an edit left a
             query nothing to attend to.
     """
-    run = run_for(rollout, run, text, target, lambda model: flow_sites(model, stack), row=row)
     if signed == "refuse":
         advice = 'rollout(run, signed="absolute") uses sizes instead; alti(run) takes signed patterns as they are.'
         for name in ("encoder", "decoder") if has_source(run.model, stack) else (stack,):

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import (
     NUMBERS_AT_ONCE,
     Moves,
@@ -134,7 +133,6 @@ def information_flow_routes(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: The threshold leaves no room for an edge.
     """
-    run = run_for(information_flow_routes, run, text, target, lambda model: flow_sites(model, stack), row=row)
     if not 0 <= threshold < 1:
         raise AnalysisUnavailable(f"information_flow_routes: threshold={threshold}; a share lies between 0 and 1.")
     run.require(flow_sites(run.model, stack), "information_flow_routes")
@@ -199,7 +197,6 @@ def average_routes(
 
     Arguments and errors as in `information_flow_routes`; `report` is called with (rows done, rows in all).
     """
-    run = run_for(average_routes, run, text, target, lambda model: flow_sites(model, stack))
     found: list[FlowRoutes] = []
     for row in range(len(run.token_rows)):
         found.append(information_flow_routes(run, threshold=threshold, row=row, stack=stack))

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Moves, flow_sites, position_labels, token_row, units
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
@@ -73,7 +72,6 @@ def value_norms(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: There is no layer of that kind.
     """
-    run = run_for(value_norms, run, text, target, lambda model: flow_sites(model, stack), row=row)
     run.require(flow_sites(run.model, stack), "value_norms")
     heads, layers = list[str](), list[str]()
     weighted, written, summed = list[Tensor](), list[Tensor](), list[Tensor]()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import is_blocked, windowed
-from glassformer.attention.packed import by_document, documents_of
 
 
 def fused_softmax(
@@ -18,12 +17,6 @@ def fused_softmax(
 ) -> Float[Tensor, "batch head pos d_value"]:
     """Return softmax attention by the library's fused kernel, without the pattern."""
     n, m = q.shape[-2], k.shape[-2]
-    if (runs := documents_of(context, n, m, len(q))) is not None:
-
-        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return fused_softmax(q, k, v, scale, context, size)
-
-        return by_document(alone, context, runs, q, k, v)
     if context.makes_scores_in_parts:
         shared = q.shape[-3] // k.shape[-3]
         return context.encoding.mix(q, *(x.repeat_interleave(shared, -3) for x in (k, v)), scale)
@@ -56,12 +49,6 @@ def fused_softmax_with_sinks(
     Queries hold the sink's logit in one more dimension, in which that key alone is not zero.
     """
     n, m = q.shape[-2], k.shape[-2]
-    if (runs := documents_of(context, n, m, len(q))) is not None:
-
-        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return fused_softmax_with_sinks(q, k, v, scale, context, sinks, size)
-
-        return by_document(alone, context, runs, q, k, v)
     grouped = k.shape[-3] != q.shape[-3]
     logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1))

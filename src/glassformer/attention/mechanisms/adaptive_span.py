@@ -26,13 +26,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Amount, Count, Share
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import distances, is_blocked, windowed
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, scaled_scores
-from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
 
@@ -47,20 +46,14 @@ class AdaptiveSpan(MixerConfig, kind="adaptive_span"):
         cost: What training adds to the loss, in nats for each position of mean span.
     """
 
-    longest: int = 1024
-    ramp: int = 32
-    start: float = 0.0
-    cost: float = 0.0
+    longest: Count = 1024
+    ramp: Count = 32
+    start: Share = 0.0
+    cost: Amount = 0.0
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
     learns_reach: ClassVar[bool] = True
     variants = ({"longest": 4, "ramp": 2}, {"longest": 3, "ramp": 1, "start": 1.0})
-
-    def __post_init__(self) -> None:
-        require(self.longest >= 1, f"adaptive_span: longest must be at least 1, found {self.longest}.")
-        require(self.ramp >= 1, f"adaptive_span: ramp must be at least 1, found {self.ramp}.")
-        require(0 <= self.start <= 1, f"adaptive_span: start must be in [0, 1], found {self.start}.")
-        require(self.cost >= 0, f"adaptive_span: cost must not be negative, found {self.cost}.")
 
     @property
     def reach(self) -> int | None:
@@ -77,6 +70,7 @@ class AdaptiveSpanMixer(Mixer, config=AdaptiveSpan):
     LAZY = ("span",)
 
     config: AdaptiveSpan
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     def __init__(self, config: AdaptiveSpan, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
@@ -110,16 +104,10 @@ class AdaptiveSpanMixer(Mixer, config=AdaptiveSpan):
         faded = self._faded(_apart(scores), self.span()[heads]).to(scores.dtype)
         return masked_softmax(scores + faded, empty_rows=empty_rows)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         reached = self.reached()
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-
-            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-                return self.fast(q, k, v, x, context, None)
-
-            return by_document(alone, context, runs, q, k, v, x)
         if not context.looks_back or not is_blocked(context, q.shape[-2], k.shape[-2], reached):
-            return self.dense(q, k, v, x, context, tape)
+            return self.dense(q, k, v, q, context, None)
         faded = self._faded(distances(reached, q.device), self.span()).to(q.dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -28,12 +28,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.additive import additive_scores
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
-from glassformer.config import require
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Additive(SoftmaxWeights, kind="additive"):
         normalised: Divide v by its length, and multiply by a learned number that starts at 1 / sqrt(hidden).
     """
 
-    hidden: int | None = None
+    hidden: Count | None = None
     bias: bool = True
     normalised: bool = False
 
@@ -63,10 +63,6 @@ class Additive(SoftmaxWeights, kind="additive"):
         {"sinks": True, "cap": 0.5, "temperature": LogN(4)},
         {"temperature": AdaptiveTemperature()},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.hidden is None or self.hidden >= 1, f"additive: hidden must be at least 1, found {self.hidden}.")
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         return hidden_flops(self.hidden or dims.d_head, n_queries, n_keys, dims)

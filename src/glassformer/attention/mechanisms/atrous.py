@@ -28,15 +28,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Counts
 from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.classes import by_class
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Dims, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
-from glassformer.config import require
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Atrous(SoftmaxWeights, kind="atrous"):
             those of heads, in their order, repeated until every head has one.
     """
 
-    rate: int | tuple[int, ...] = 16
+    rate: Count | Counts = 16
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = (
@@ -85,10 +83,6 @@ class Atrous(SoftmaxWeights, kind="atrous"):
         {"rate": 2, "cap": 0.5},
         {"rate": (1, 2), "window": 3, "sinks": True, "temperature": LogN(2)},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(len(self.rates) > 0 and min(self.rates) >= 1, f"atrous: rate must be at least 1, found {self.rate}.")
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -129,15 +123,10 @@ class AtrousMixer(SoftmaxMixer, config=Atrous):
     def ruled(self, context: Context) -> Context:
         return context.ruled(self.rule)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if self.needs_scores or (context.biased and len(self.by_rate) > 1):
-            return self.dense(q, k, v, x, context, tape)
-        q = self.queries(q, context)
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self._mixed(context, q, k, v)
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        return not (context.biased and len(self.by_rate) > 1) and super().mixes(context, q, k)
 
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         if len(self.by_rate) == 1:
             (rate,) = self.by_rate
             return by_class(partial(self._of_classes, heads=slice(None)), context, rate, q, k, v)

@@ -31,12 +31,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context, Documents, Padding, Run
 from glassformer.attention.kernels.blocked import neighbours
 from glassformer.attention.kernels.fused import attend_masked
 from glassformer.attention.kernels.random_blocks import NOTHING, Random, authors, drawn
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
 from glassformer.trace import Tape, site
@@ -56,13 +56,13 @@ class BigBird(MixerConfig, kind="big_bird"):
         full_up_to: Texts of so many tokens or fewer are read by full attention.
     """
 
-    block: int = 64
-    n_random: int = 3
+    block: Count = 64
+    n_random: Natural = 3
     form: Literal["itc", "etc"] = "itc"
-    n_global: int = 0
+    n_global: Natural = 0
     random: Random = "drawn"
     seed: int = 0
-    full_up_to: int = 0
+    full_up_to: Natural = 0
 
     bidirectional: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
@@ -75,9 +75,6 @@ class BigBird(MixerConfig, kind="big_bird"):
     )
 
     def __post_init__(self) -> None:
-        require(self.block >= 1, f"big_bird: block must be at least 1, found {self.block}.")
-        for name in ("n_random", "n_global", "full_up_to"):
-            require(getattr(self, name) >= 0, f"big_bird: {name} must not be negative, found {getattr(self, name)}.")
         require(
             self.form == "etc" or self.n_global == 0,
             f'big_bird: n_global={self.n_global} belongs to form="etc"; in "itc" the first and last block are global.',
@@ -108,6 +105,7 @@ class BigBird(MixerConfig, kind="big_bird"):
 
 class BigBirdMixer(Mixer, config=BigBird):
     config: BigBird
+    mixes_continued = mixes_compiled = True
 
     def __init__(self, config: BigBird, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
@@ -124,14 +122,15 @@ class BigBirdMixer(Mixer, config=BigBird):
     def _met(self, context: Context, n: int, batch: int) -> Float[Tensor, "batch head query key"]:
         """Return how often each query of a row meets each key."""
         counts = torch.zeros(batch, self.dims.n_heads, n, n, dtype=torch.float64)
-        for run in self._texts(context, n, batch):
+        for run in self.texts(context, n, n, batch):
             if not context.excerpt(run).mask.terms:
                 at = slice(run.start, run.stop)
                 counts[run.row : run.row + run.n_rows, :, at, at] = self._counts(run.length).double()
         return counts
 
-    def _texts(self, context: Context, n: int, batch: int) -> list[Run]:
+    def texts(self, context: Context, n_queries: int, n_keys: int, batch: int) -> list[Run]:
         """Return the texts of all rows and, between them, what is padding."""
+        n = n_keys
         terms = context.mask.only(Padding, Documents, mechanism="big_bird")
         if not terms[Padding] and not terms[Documents]:
             return [Run(0, batch, 0, n)]
@@ -176,15 +175,7 @@ class BigBirdMixer(Mixer, config=BigBird):
         seed = config.seed * 1009 + self.dims.layer
         return drawn(n_blocks, heads, config.n_random, seed, config.form == "itc")
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if context.biased:
-            return self.dense(q, k, v, x, context, tape)
-        texts = self._texts(context, q.shape[-2], len(q))
-        if len(texts) == 1:
-            return self._mixed(context.excerpt(texts[0]), q, k, v)
-        return by_document(self._mixed, context, texts, q, k, v)
-
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         """Return what one text makes of itself; zeros of what is padding, which its own mask hides."""
         config, n = self.config, q.shape[-2]
         if context.mask.terms:

@@ -24,15 +24,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Causal, Context, Window
 from glassformer.attention.kernels.blocked import window_of
 from glassformer.attention.kernels.tiles import Tiles, tiled_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
-from glassformer.config import require
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,16 @@ class Blockwise(SoftmaxWeights, kind="blockwise"):
         key_block: Keys of a tile.
     """
 
-    query_block: int = 128
-    key_block: int = 128
+    query_block: Count = 128
+    key_block: Count = 128
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = ({"query_block": 2, "key_block": 3}, {"query_block": 3, "key_block": 1, "window": 3, "cap": 0.5})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("query_block", "key_block"):
-            require(getattr(self, name) >= 1, f"blockwise: {name} must be at least 1, found {getattr(self, name)}.")
-
 
 class BlockwiseMixer(SoftmaxMixer, config=Blockwise):
     config: Blockwise  # type: ignore[assignment]
+    mixes_biased = mixes_continued = mixes_compiled = False
 
     @property
     def takes_parts(self) -> bool:
@@ -72,17 +66,8 @@ class BlockwiseMixer(SoftmaxMixer, config=Blockwise):
     def needs_scores(self) -> bool:
         return self.sinks is not None or (self.temperature is not None and self.temperature.reads_scores)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
-        if self.needs_scores or context.biased or n != k.shape[-2] or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
-        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
-        if (runs := documents_of(context, n, n, len(q))) is not None:
-            return by_document(self._tiled, context, runs, q, k, v)
-        return self._tiled(context, q, k, v)
-
-    def _tiled(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        return tiled_softmax(q, k, v, self._tiles(context))
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        return tiled_softmax(q, per_query_head(k, q), per_query_head(v, q), self._tiles(context))
 
     def _tiles(self, context: Context) -> Tiles:
         config, size = self.config, window_of(context, self.config.window)

@@ -21,13 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.additive import additive_scores
 from glassformer.attention.mechanisms.additive import hidden_flops
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import LogN
-from glassformer.config import require
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,11 @@ class Concat(SoftmaxWeights, kind="concat"):
         hidden: Units of each head's hidden layer; d_head by default.
     """
 
-    hidden: int | None = None
+    hidden: Count | None = None
 
     scaled: ClassVar[bool] = False
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
     variants = ({"hidden": 3, "window": 3}, {"sinks": True, "temperature": LogN(4)})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.hidden is None or self.hidden >= 1, f"concat: hidden must be at least 1, found {self.hidden}.")
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         return hidden_flops(self.hidden or dims.d_head, n_queries, n_keys, dims)

@@ -83,7 +83,9 @@ class ConcatLinearMixer(SoftmaxWeightsMixer, config=ConcatLinear):
         q = torch.cat((self._of_query(q), torch.ones_like(q[..., :1])), -1)
         k = torch.cat((torch.ones_like(k), k), -1)
         q, k = (F.pad(u, (0, max(0, v.shape[-1] - 2))) for u in (q, k))
-        return self.fused(self.tempered(q, context), k, v, context)
+        return self.text_by_text(context, self.tempered(q, context), k, v)
+
+    mixed = SoftmaxWeightsMixer.fused
 
     def _score(self, q: Tensor, k: Tensor) -> Float[Tensor, "batch head query key"]:
         return self._of_query(q) + self._of_key(k).mT

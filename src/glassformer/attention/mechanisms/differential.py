@@ -89,10 +89,11 @@ class DifferentialMixer(Mixer, config=Differential):
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         k = k if self.key_streams is None else self.keys(k)
-        first, second = (self._fused(q[:, i], k[:, i], v, context) for i in range(2))
+        first, second = (self.text_by_text(context, q[:, i], k[:, i], v) for i in range(2))
         return first - self._lambda(tape) * second
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        """Return what one stream makes of the values."""
         v = v if v.shape[-3] == k.shape[-3] else per_query_head(v, q)
         return fused_softmax(q, k, v, self.dims.d_head**-0.5, context)
 

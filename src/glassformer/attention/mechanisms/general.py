@@ -24,7 +24,6 @@ from glassformer.attention.context import Context
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,7 @@ class GeneralMixer(SoftmaxWeightsMixer, config=General):
         # W is part of the score: positions that turn queries only when they meet keys do so before it
         return context.scores(self._score, self.tempered(q * self.scale, context), k)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if self.needs_scores:
-            return self.dense(q, k, v, x, context, tape)
-        return self.fused(self.queries(q, context), k, v, context)
+    mixed = SoftmaxWeightsMixer.fused
 
     def _score(self, q: Tensor, k: Tensor) -> Float[Tensor, "batch head query key"]:
         return q @ self.form @ k.mT

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Amount, Count
 from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.merge import Merge
@@ -37,18 +38,14 @@ class Lightning(MixerConfig, kind="lightning"):
         chunk: Rows per chunk; changes speed, not results.
     """
 
-    slopes: tuple[float, ...] | None = None
+    slopes: tuple[Amount, ...] | None = None
     activation: Literal["none", "silu"] = "silu"
-    chunk: int = 64
+    chunk: Count = 64
 
     traits: ClassVar[Traits] = Traits()
     stores_keys: ClassVar[bool] = False
     wide_state: ClassVar[bool] = True
     variants = ({"chunk": 1}, {"chunk": 3}, {"activation": "none"})
-
-    def __post_init__(self) -> None:
-        require(self.chunk >= 1, f"lightning: chunk must be at least 1, found {self.chunk}.")
-        require(min(self.slopes or (0,)) >= 0, f"lightning: slopes must not be negative, found {self.slopes}.")
 
     @property
     def crosses(self) -> bool:

@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Amount
 from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
-from glassformer.attention.packed import by_document, documents_of
-from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
 
@@ -37,15 +36,12 @@ class Linear(MixerConfig, kind="linear"):
     """
 
     feature_map: Literal["elu", "softplus"] = "elu"
-    eps: float = 1e-6
+    eps: Amount = 1e-6
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
     stores_keys: ClassVar[bool] = False
     wide_state: ClassVar[bool] = True
     variants = ({"feature_map": "softplus"}, {"eps": 0.0})
-
-    def __post_init__(self) -> None:
-        require(self.eps >= 0, f"linear: eps must not be negative, found {self.eps}.")
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value."""
@@ -83,8 +79,12 @@ class LinearMixer(Mixer, config=Linear):
             features, width = self.features(q, k, v, context), v.shape[-1] + 1
             memory = features[0].new_zeros(*q.shape[:2], q.shape[-1], width)
             return self._chunks(*features, memory, context)[0].to(q.dtype)
+        return self.text_by_text(context, q, k, v)
+
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        """Return z of texts that are read both ways."""
         if context.documents is not None:
-            return self._both_ways_by_document(q, k, v, x, context)
+            return self.dense(q, k, v, q, context, None)
         dtype = q.dtype
         q, k, v = self.features(q, k, v, context)
         return self._normalise(q @ (k.mT @ v)).to(dtype)
@@ -105,16 +105,6 @@ class LinearMixer(Mixer, config=Linear):
         alike = q.new_ones(q.shape[-3])
         total, memory = chunked(q, k, v, alike, memory, documents=context.numbered(q.shape[-2]))
         return self._normalise(total), memory
-
-    def _both_ways_by_document(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context) -> Tensor:
-        runs = documents_of(context, q.shape[-2], k.shape[-2], len(q))
-        if runs is None:
-            return self.dense(q, k, v, x, context, None)
-
-        def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-            return self.fast(q, k, v, x, context, None)
-
-        return by_document(alone, context, runs, q, k, v, x)
 
     def begin(self, batch: int, like: Tensor) -> LinearState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)

@@ -28,13 +28,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.places import places, rows_at
 from glassformer.attention.scores import masked_softmax
 from glassformer.attention.shared import Shared
-from glassformer.config import require
 from glassformer.trace import Tape
 
 
@@ -50,7 +49,7 @@ class Linformer(MixerConfig, kind="linformer"):
             positions; the last two over as many positions as a text of `max_len` has for each row.
     """
 
-    rank: int = 128
+    rank: Count = 128
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
     rows: Literal["learned", "mean", "convolution"] = "learned"
 
@@ -62,9 +61,6 @@ class Linformer(MixerConfig, kind="linformer"):
         {"rank": 8, "rows": "mean"},
         {"rank": 8, "rows": "convolution", "sharing": "key_value"},
     )
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, f"linformer: rank must be at least 1, found {self.rank}.")
 
     @property
     def crosses(self) -> bool:
@@ -140,6 +136,7 @@ class LengthMaps(Shared, nn.Module):
 
 class LinformerMixer(Mixer, config=Linformer):
     config: Linformer
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     def __init__(self, config: Linformer, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
@@ -171,12 +168,9 @@ class LinformerMixer(Mixer, config=Linformer):
         maps = maps.expand(-1, -1, heads, -1, -1) if maps.shape[2] == 1 else per_query_head(maps, k)
         return maps[0], maps[1]
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self.dense(q, k, v, x, context, tape) if context.documents else self._mixed(context, q, k, v)
-
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        if context.documents is not None:
+            return self.dense(q, k, v, q, context, None)
         of_keys, of_values = self._maps(context, k)
         key, value = (per_query_head(u, q) for u in (of_keys @ k, of_values @ v))
         there = self.maps.there(context, k.shape[-2])

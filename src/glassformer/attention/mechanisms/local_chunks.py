@@ -20,16 +20,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.blocked import neighbours
 from glassformer.attention.kernels.fused import attend_masked
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Dims, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
-from glassformer.config import require
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
         after: How many chunks behind its own, in a text that is read both ways.
     """
 
-    chunk: int = 64
-    before: int = 1
-    after: int = 0
+    chunk: Count = 64
+    before: Natural = 1
+    after: Natural = 0
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = (
@@ -72,14 +70,6 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
         {"chunk": 3, "before": 0},
         {"chunk": 2, "before": 1, "after": 1, "sinks": True},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.chunk >= 1, f"local_chunks: chunk must be at least 1, found {self.chunk}.")
-        for name in ("before", "after"):
-            require(
-                getattr(self, name) >= 0, f"local_chunks: {name} must not be negative, found {getattr(self, name)}."
-            )
 
     @property
     def rule(self) -> Rule:
@@ -103,27 +93,21 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
 
 class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
     config: LocalChunks  # type: ignore[assignment]
+    mixes_biased = mixes_continued = mixes_compiled = False
 
     @property
     def takes_parts(self) -> bool:
         return False
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
-        plain = self.sinks is None and self.config.window is None and not self.needs_scores
-        if not plain or context.biased or n != k.shape[-2] or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
-        if (runs := documents_of(context, n, n, len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self._mixed(context, q, k, v)
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        plain = self.sinks is None and self.config.window is None
+        # chunks are counted from where each text begins
+        return plain and super().mixes(context, q, k) and all(text.first == 0 for text in context.texts(len(q)))
 
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         """Return what queries of each chunk mix of those beside it."""
         config, (batch, _, n), device = self.config, q.shape[:3], q.device
-        if context.first != 0:
-            # chunks are counted from where each row begins
-            return self.dense(q, k, v, q, context, None)
-        q, k, v = self.queries(q, context), per_query_head(k, q), per_query_head(v, q)
+        k, v = per_query_head(k, q), per_query_head(v, q)
         ahead = 0 if context.looks_back else config.after
         query = neighbours(q, config.chunk, 0, 0).flatten(0, 1)
         key, value = (neighbours(u, config.chunk, config.before, ahead).flatten(0, 1) for u in (k, v))

@@ -34,6 +34,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Counts, Natural
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import blocks_of
 from glassformer.attention.kernels.classes import by_class
@@ -43,9 +44,7 @@ from glassformer.attention.kernels.sparse import Tokens, met_by_all, near
 from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.atrous import EveryNth, heads_by_rate, in_order, repeated
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, placed, products
-from glassformer.config import require
 from glassformer.trace import Tape, site
 
 
@@ -60,9 +59,9 @@ class Longformer(MixerConfig, kind="longformer"):
             has one.
     """
 
-    window: int = 257
-    n_global: int = 0
-    dilation: int | tuple[int, ...] = 1
+    window: Count = 257
+    n_global: Natural = 0
+    dilation: Count | Counts = 1
 
     traits: ClassVar[Traits] = Traits(
         "grouped", has_scores=True, bilinear_scores=True, streams=2, share_width=False, value_streams=2
@@ -73,14 +72,6 @@ class Longformer(MixerConfig, kind="longformer"):
         {"window": 3, "n_global": 2, "dilation": 2},
         {"window": 2, "dilation": (1, 2)},
     )
-
-    def __post_init__(self) -> None:
-        require(self.window >= 1, f"longformer: window must be at least 1, found {self.window}.")
-        require(self.n_global >= 0, f"longformer: n_global must not be negative, found {self.n_global}.")
-        require(
-            len(self.dilations) > 0 and min(self.dilations) >= 1,
-            f"longformer: dilation must be at least 1, found {self.dilation}.",
-        )
 
     @property
     def dilations(self) -> tuple[int, ...]:
@@ -151,15 +142,7 @@ class LongformerMixer(Mixer, config=Longformer):
             context.memo[key] = found if real is None else found & real
         return context.memo[key]
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n, m = q.shape[-2], k.shape[-2]
-        if context.biased or n != m or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
-        if (runs := documents_of(context, n, m, len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self._mixed(context, q, k, v)
-
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         flags = self.global_tokens(context, q.shape[-2])
         tokens = None if flags is None else Tokens.marked(flags)
         if len(self.by_rate) == 1:

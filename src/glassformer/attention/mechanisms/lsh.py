@@ -34,10 +34,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
 from glassformer.attention.kernels.union import Pairs, alike, met_by_any, union_softmax
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.projections import Tied
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
@@ -60,8 +60,8 @@ class Lsh(MixerConfig, kind="lsh"):
     """
 
     n_buckets: int | tuple[int, ...] = 64
-    chunk: int = 64
-    n_rounds: int = 4
+    chunk: Count = 64
+    n_rounds: Count = 4
     form: Literal["paper", "library"] = "paper"
     seed: int = 0
 
@@ -77,8 +77,6 @@ class Lsh(MixerConfig, kind="lsh"):
             len(self.factors) == 1 or self.form == "library",
             f'lsh: several factors of n_buckets belong to form="library", found {self.n_buckets}.',
         )
-        require(self.chunk >= 1, f"lsh: chunk must be at least 1, found {self.chunk}.")
-        require(self.n_rounds >= 1, f"lsh: n_rounds must be at least 1, found {self.n_rounds}.")
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -218,21 +216,14 @@ class LshMixer(Mixer, config=Lsh):
         order = (bucket + rounds * (math.prod(self.config.factors) + 1)).flatten(2).argsort(dim=-1, stable=True)
         return order, order.argsort(dim=-1).view_as(bucket)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        n = q.shape[-2]
-        if context.biased or n != k.shape[-2] or torch.compiler.is_compiling() or not torch.equal(q, k):
-            return self.dense(q, per_query_head(k, q), v, x, context, tape)
-        if self.config.form == "library":
-            return (
-                self._library(q, v, context)
-                if self._alone(context, k) > self.config.chunk
-                else self.dense(q, k, v, x, context, tape)
-            )
-        if (runs := documents_of(context, n, n, len(q))) is not None:
-            return by_document(self._in_buckets, context, runs, q, v)
-        return self._in_buckets(context, q, v)
+    def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
+        if not super().mixes(context, q, k) or not torch.equal(q, k):
+            return False
+        return self.config.form == "paper" or self._alone(context, k) > self.config.chunk
 
-    def _in_buckets(self, context: Context, q: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        if self.config.form == "library":
+            return self._library(q, v, context)
         width, given = v.shape[-1], v.dtype
         codes, orders = self._sorted_by_bucket(q, context)
         q, k, v = alike(q, self.normed(q), v)

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.kernels.paged import PagedRows
@@ -38,7 +39,6 @@ from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_qu
 from glassformer.attention.places import Places, places, rows_at
 from glassformer.attention.projections import Gaussian
 from glassformer.attention.scores import masked_softmax, scaled_scores
-from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
 
@@ -74,7 +74,7 @@ class Refined(_OnWeights, kind="refined"):
     by: Literal["simple", "value_weighted"] = "simple"
     additive: bool = False
     use_logits: bool = False
-    rank: int | None = None
+    rank: Count | None = None
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
     variants = (
@@ -83,9 +83,6 @@ class Refined(_OnWeights, kind="refined"):
         {"by": "value_weighted", "additive": True},
         {"by": "value_weighted", "use_logits": True, "rank": 3},
     )
-
-    def __post_init__(self) -> None:
-        require(self.rank is None or self.rank >= 1, f"refined: rank must be at least 1, found {self.rank}.")
 
     @property
     def weighs_values(self) -> bool:
@@ -110,15 +107,10 @@ class RefinedWasserstein(_OnWeights, kind="refined_wasserstein"):
         rank: Width of the Gaussians of rows; d_head by default.
     """
 
-    rank: int | None = None
+    rank: Count | None = None
 
     traits: ClassVar[Traits] = Traits("grouped", has_scores=True, streams=2, value_streams=2, value_merge="concat")
     variants = ({"rank": 2},)
-
-    def __post_init__(self) -> None:
-        require(
-            self.rank is None or self.rank >= 1, f"refined_wasserstein: rank must be at least 1, found {self.rank}."
-        )
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and projection of the layer that is refined, as `Wasserstein` does."""

@@ -34,7 +34,6 @@ from glassformer.attention.mixer import Traits
 from glassformer.attention.scores import products
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,4 @@ class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):
     ) -> Float[Tensor, "batch head query key"]:
         return products(self.queries(q, context) * self.scale, k, context)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if self.needs_scores:
-            return self.dense(q, k, v, x, context, tape)
-        return self.fused(self.queries(q, context), k, v, context)
+    mixed = SoftmaxWeightsMixer.fused

@@ -28,17 +28,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context, Mask, Rule
 from glassformer.attention.kernels import sparse
 from glassformer.attention.kernels.blocked import blocks_of
 from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Dims, Traits
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
 from glassformer.config import require
-from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Sparse(SoftmaxWeights, kind="sparse"):
     """
 
     form: Literal["strided", "fixed"] = "strided"
-    stride: int = 128
+    stride: Count = 128
     summary: int = 8
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
@@ -96,8 +95,6 @@ class Sparse(SoftmaxWeights, kind="sparse"):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.stride >= 1, f"sparse: stride must be at least 1, found {self.stride}.")
         require(
             self.form == "strided" or 1 <= self.summary <= self.stride,
             f"sparse: summary must be from 1 to the stride, {self.stride}, found {self.summary}.",
@@ -146,20 +143,12 @@ class SparseMixer(SoftmaxMixer, config=Sparse):
         super().__init__(config, dims, path)
         self.settings = config
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if self.needs_scores:
-            return self.dense(q, k, v, x, context, tape)
-        q, context = self.queries(q, context), self.ruled(context)
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-            return by_document(self._mixed, context, runs, q, k, v)
-        return self._mixed(context, q, k, v)
-
-    def _mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        n, m, given = q.shape[-2], k.shape[-2], v.dtype
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        n, m, given, context = q.shape[-2], k.shape[-2], v.dtype, self.ruled(context)
         if n == 1 < m and context.first is not None and not torch.compiler.is_compiling():
             return self._step(context, q, k, v)
         if n != m or n <= 2 * self.settings.stride or not self._begins_a_block(context):
-            return self.fused(q, k, v, context)
+            return self.fused(context, q, k, v)
         settings, width = self.settings, v.shape[-1]
         q, k, v = alike(q, k, v)
         if settings.form == "strided":
@@ -190,7 +179,7 @@ class SparseMixer(SoftmaxMixer, config=Sparse):
             # one row for all: their positions count up from one number
             context.memo[key] = allowed[0, 0, 0].nonzero()[:, 0] if len(allowed) == 1 else None
         if (looked_at := context.memo[key]) is None:
-            return self.fused(q, k, v, context)
+            return self.fused(context, q, k, v)
         positions = context.key_positions[:, -m:][:, looked_at]
         bare = replace(context, mask=Mask(), key_positions=positions, first=None, rule=None, memo={})
-        return self.fused(q, k.index_select(-2, looked_at), v.index_select(-2, looked_at), bare)
+        return self.fused(bare, q, k.index_select(-2, looked_at), v.index_select(-2, looked_at))

@@ -27,15 +27,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.blocked import in_blocks, is_blocked, joined, window_pieces
 from glassformer.attention.kernels.fused import fused_softmax
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.kernels.parts import Part, in_parts
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax, product
-from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
 
@@ -49,17 +48,13 @@ class Streaming(MixerConfig, kind="streaming"):
         scale: Factor on the scores; 1 / sqrt(d_head) by default.
     """
 
-    first: int = 4
-    window: int = 1020
+    first: Natural = 4
+    window: Count = 1020
     scale: float | None = None
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True)
     stores_keys: ClassVar[bool] = False
     variants = ({"first": 1, "window": 2}, {"first": 2, "window": 1}, {"first": 0, "window": 3, "scale": 1.0})
-
-    def __post_init__(self) -> None:
-        require(self.first >= 0, f"streaming: first must not be negative, found {self.first}.")
-        require(self.window >= 1, f"streaming: window must be at least 1, found {self.window}.")
 
     @property
     def crosses(self) -> bool:
@@ -90,6 +85,7 @@ class StreamingState(NamedTuple):
 
 class StreamingMixer(Mixer, config=Streaming):
     config: Streaming
+    mixes_biased = mixes_continued = mixes_compiled = True
 
     @property
     def scale(self) -> float:
@@ -128,18 +124,12 @@ class StreamingMixer(Mixer, config=Streaming):
             return q
         return context.encoding.earlier(q, (context.positions - self.config.furthest).clamp_min(0))
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-
-            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-                return self.fast(q, k, v, x, context, None)
-
-            return by_document(alone, context, runs, q, k, v, x)
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         counted = context.is_causal and context.first == 0 and not context.makes_scores
         if counted and q.shape[-2] <= self.config.furthest + 1:
             return fused_softmax(q, k, v, self.scale, context)
         if not counted or context.biased or not is_blocked(context, q.shape[-2], k.shape[-2], self.config.window):
-            return self.dense(q, k, v, x, context, tape)
+            return self.dense(q, k, v, q, context, None)
         return self._in_blocks(q, per_query_head(k, q), per_query_head(v, q), context)
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

@@ -21,15 +21,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.summed import summed
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
-from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import scaled_scores
-from glassformer.config import require
 from glassformer.trace import Tape, site
 
 # each is zero at zero, which is where hidden keys are put
@@ -46,15 +45,10 @@ class SumNormalised(MixerConfig, kind="sum_normalised"):
     """
 
     function: Literal["square", "relu", "identity"] = "square"
-    window: int | None = None
+    window: Count | None = None
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
     variants = ({"function": "relu"}, {"function": "identity"}, {"window": 3})
-
-    def __post_init__(self) -> None:
-        require(
-            self.window is None or self.window >= 1, f"sum_normalised: window must be at least 1, found {self.window}."
-        )
 
     @property
     def reach(self) -> int | None:
@@ -63,6 +57,8 @@ class SumNormalised(MixerConfig, kind="sum_normalised"):
 
 class SumNormalisedMixer(Mixer, config=SumNormalised):
     config: SumNormalised
+    # whether a row has no weights at all is not known to a compiled graph
+    mixes_continued = True
 
     def __init__(self, config: SumNormalised, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
@@ -77,16 +73,7 @@ class SumNormalisedMixer(Mixer, config=SumNormalised):
     def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b h query key"] | None:
         return context.allowed(n_queries, n_keys, self.config.window)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if (runs := documents_of(context, q.shape[-2], k.shape[-2], len(q))) is not None:
-
-            def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-                return self.fast(q, k, v, x, context, None)
-
-            return by_document(alone, context, runs, q, k, v, x)
-        # whether a row has no weights at all is not known to a compiled graph
-        if context.biased or torch.compiler.is_compiling():
-            return self.dense(q, k, v, x, context, tape)
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         wide = torch.promote_types(q.dtype, torch.float32)
         query, key, value = (u.to(wide) for u in (q, per_query_head(k, q), per_query_head(v, q)))
         z = summed(query, key, value, self.scale, self.config.function, context, self.config.window)

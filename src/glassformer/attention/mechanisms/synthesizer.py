@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
@@ -51,8 +52,8 @@ class Synthesizer(MixerConfig, kind="synthesizer"):
     """
 
     parts: tuple[Part, ...] = ("dense",)
-    d_hidden: int | None = None
-    rank: int = 8
+    d_hidden: Count | None = None
+    rank: Count = 8
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, reads_input=True)
     stores_keys: ClassVar[bool] = False
@@ -66,10 +67,6 @@ class Synthesizer(MixerConfig, kind="synthesizer"):
     def __post_init__(self) -> None:
         require(len(self.parts) > 0, "synthesizer: name one part at least, of dense, random, …, dot_product.")
         require(len(set(self.parts)) == len(self.parts), f"synthesizer: {self.parts} name a part twice.")
-        require(
-            self.d_hidden is None or self.d_hidden >= 1, f"synthesizer: d_hidden must be at least 1: {self.d_hidden}."
-        )
-        require(self.rank >= 1, f"synthesizer: rank must be at least 1, found {self.rank}.")
 
     @property
     def crosses(self) -> bool:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Positive
 from glassformer.attention.context import Context
 from glassformer.attention.positions.positions import Positions, PositionsConfig
-from glassformer.config import require
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,8 @@ class Alibi(PositionsConfig, kind="alibi"):
     Source: Press et al. 2021, "Train Short, Test Long"; Almazrouei et al. 2023, "The Falcon Series" (factor, rounding).
     """
 
-    factor: float = 1.0
+    factor: Positive = 1.0
     rounded: Literal["bfloat16"] | None = None
-
-    def __post_init__(self) -> None:
-        require(self.factor > 0, f"alibi: factor must be positive, found {self.factor}.")
 
     def build(self, dims: Any) -> "AlibiPositions":
         return AlibiPositions(self, dims.n_heads)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.parts import Part, in_parts
 from glassformer.attention.positions.positions import Positions, PositionsConfig
@@ -39,7 +40,7 @@ class DualChunk(PositionsConfig, kind="dual_chunk"):
         rope: The rotation it was trained with.
     """
 
-    chunk: int = 1280
+    chunk: Count = 1280
     length: int = 2048
     rope: Rope = field(default_factory=Rope)
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Positive
 from glassformer.config import Config, require
 
 Length = Int[Tensor, ""] | None
@@ -58,10 +59,7 @@ def plain_frequencies(base: float | Tensor, width: int) -> Float[Tensor, " pair"
 class LinearScaling(RopeScaling, kind="linear"):
     """All frequencies divided by `factor`: positions are interpolated.  Source: Chen et al. 2023."""
 
-    factor: float = 8.0
-
-    def __post_init__(self) -> None:
-        _require_factor(self.factor)
+    factor: Positive = 8.0
 
     def frequencies(self, base: float, width: int, length: Length = None) -> Float[Tensor, " pair"]:
         return plain_frequencies(base, width) / self.factor
@@ -85,14 +83,10 @@ class DynamicScaling(RopeScaling, kind="dynamic"):
     Source: the "NTK-aware" scaling, published by bloc97 and emozilla; Peng et al. 2023, "YaRN", section 3.1 and 3.3.
     """
 
-    factor: float = 8.0
-    original_length: int = 2048
+    factor: Positive = 8.0
+    original_length: Count = 2048
 
     by_length: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _require_factor(self.factor)
-        _require_length(self.original_length)
 
     def frequencies(self, base: float, width: int, length: Length = None) -> Float[Tensor, " pair"]:
         require(width > 2, f"rope scaling: dynamic needs more than one pair to turn, found {width // 2}.")
@@ -113,14 +107,12 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
     by `factor`, and those between are blended.  Source: Llama 3.1 reference code.
     """
 
-    factor: float = 8.0
+    factor: Positive = 8.0
     low: float = 1.0
     high: float = 4.0
-    original_length: int = 8192
+    original_length: Count = 8192
 
     def __post_init__(self) -> None:
-        _require_factor(self.factor)
-        _require_length(self.original_length)
         require(self.low < self.high, f"rope scaling: low={self.low} must be below high={self.high}.")
 
     def frequencies(self, base: float, width: int, length: Length = None) -> Float[Tensor, " pair"]:
@@ -149,16 +141,14 @@ class YarnScaling(RopeScaling, kind="yarn"):
     Source: Peng et al. 2023, "YaRN", sections 3.2 and 3.4.
     """
 
-    factor: float = 8.0
-    original_length: int = 4096
+    factor: Positive = 8.0
+    original_length: Count = 4096
     attention_factor: float | None = None
     fast: float = 32.0
     slow: float = 1.0
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _require_factor(self.factor)
-        _require_length(self.original_length)
         require(self.slow <= self.fast, f"rope scaling: slow={self.slow} must not be above fast={self.fast}.")
 
     @property
@@ -206,15 +196,13 @@ class LongScaling(RopeScaling, kind="longrope"):
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    original_length: int = 4096
-    factor: float = 1.0
+    original_length: Count = 4096
+    factor: Positive = 1.0
     attention_factor: float | None = None
 
     by_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_factor(self.factor)
-        _require_length(self.original_length)
         require(
             len(self.short) == len(self.long),
             f"rope scaling: {len(self.short)} factors for short texts, but {len(self.long)} for long ones; both have "
@@ -244,11 +232,3 @@ class LongScaling(RopeScaling, kind="longrope"):
 
     def trained_on(self) -> int | None:
         return self.original_length
-
-
-def _require_factor(factor: float) -> None:
-    require(factor > 0, f"rope scaling: factor must be positive, found {factor}.")
-
-
-def _require_length(length: int) -> None:
-    require(length >= 1, f"rope scaling: original_length must be at least 1, found {length}.")

@@ -4,12 +4,13 @@ angle of pair t at position p = p * omega_t,    omega_t = base^(-2t/d), or what 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import PositiveShare, Within
 from glassformer.attention.context import Context
 from glassformer.attention.positions.positions import Positions, PositionsConfig
 from glassformer.attention.positions.rope_scaling import Length, RopeScaling, plain_frequencies
@@ -36,15 +37,11 @@ class Rope(PositionsConfig, kind="rope"):
     Source: Su et al. 2021, "RoFormer".
     """
 
-    base: float = 10000.0
+    base: Annotated[float, Within(1, above=True)] = 10000.0
     pairing: Literal["half", "interleaved"] = "half"
-    fraction: float = 1.0
+    fraction: PositiveShare = 1.0
     scaling: RopeScaling | None = None
     at_read: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.base > 1, f"rope: base must be above 1, found {self.base}.")
-        require(0 < self.fraction <= 1, f"rope: fraction must be in (0, 1], found {self.fraction}.")
 
     def build(self, dims: Any) -> "RopePositions":
         return RopePositions(self, dims.d_turned)

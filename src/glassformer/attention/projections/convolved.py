@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count
 from glassformer.attention.mixer import Dims, Traits, several
 from glassformer.attention.projections.projection import READ_SCORES, TAKE_MIXED, Departure, Of, Own, Projected, Which
 from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
-from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 
 
@@ -33,13 +33,9 @@ class Convolved(Separate, kind="convolved"):
         width: Positions that are mixed, one's own among them.
     """
 
-    width: int = 4
+    width: Count = 4
 
     crosses: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.width >= 1, f"convolved: width must be at least 1, found {self.width}.")
 
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "ConvolvedProjection":
         return ConvolvedProjection(self, dims, traits)

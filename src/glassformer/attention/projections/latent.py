@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Count, Natural, Positive
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.linear_map import LinearMap, parameters_of
@@ -68,22 +69,13 @@ class Latent(ProjectionConfig, kind="latent"):
         eps: Added to the mean square.
     """
 
-    rank: int
-    rotary: int = 0
-    query_rank: int | None = None
+    rank: Count
+    rotary: Natural = 0
+    query_rank: Count | None = None
     norm: bool = False
-    eps: float = 1e-6
+    eps: Positive = 1e-6
 
     crosses: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, f"latent: rank must be at least 1, found {self.rank}.")
-        require(self.rotary >= 0, f"latent: rotary must not be negative, found {self.rotary}.")
-        require(
-            self.query_rank is None or self.query_rank >= 1,
-            f"latent: query_rank must be at least 1, found {self.query_rank}.",
-        )
-        require(self.eps > 0, f"latent: eps must be positive, found {self.eps}.")
 
     @property
     def turned(self) -> int | None:

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Amount
 from glassformer.config import Config, require
 
 
@@ -52,7 +53,7 @@ class QueryKeyNorm(Config):
     gains: Literal["shared", "own", "none"] = "shared"
     centred: bool = False
     bias: bool = False
-    eps: float | None = None
+    eps: Amount | None = None
     offset: float = 0.0
     of: Literal["both", "queries", "keys"] = "both"
 
@@ -60,7 +61,6 @@ class QueryKeyNorm(Config):
         if self.gains == "none" and self.eps is None:
             # one config for one norm, however it was asked for
             object.__setattr__(self, "eps", 0.0)
-        require(self.eps is None or self.eps >= 0, f"query-key norm: eps must not be negative, found {self.eps}.")
         require(
             self.over == "head" or self.gains != "own",
             'query-key norm: over="all" has a gain for each dimension of each head anyway; gains="own" says so of '

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.arguments import Positive
 from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
@@ -28,7 +29,6 @@ from glassformer.attention.projections.projection import (
     Which,
 )
 from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
-from glassformer.config import require
 
 # numbers of all queries, keys and values of one position
 Widths = tuple[int, int, int]
@@ -46,10 +46,9 @@ class Separate(ProjectionConfig, kind="separate"):
 
     bias: bool = False
     qk_norm: QueryKeyNorm | bool = False
-    clip: float | None = None
+    clip: Positive | None = None
 
     def __post_init__(self) -> None:
-        require(self.clip is None or self.clip > 0, f"projection: clip must be positive, found {self.clip}.")
         if self.qk_norm is True:
             # one config for one projection, however it was asked for
             object.__setattr__(self, "qk_norm", QueryKeyNorm())

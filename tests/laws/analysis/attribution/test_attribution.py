@@ -8,7 +8,7 @@ import torch
 
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import direct_logit_attribution, neuron_effects, source_effects
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownAxis
 from glassformer.handmade import induction_model, repeated

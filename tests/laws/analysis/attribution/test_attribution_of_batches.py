@@ -13,7 +13,7 @@ from glassformer.analysis.attribution import (
     neuron_effects,
     source_effects,
 )
-from glassformer.analysis.question import card_of
+from glassformer.analysis.cards import card_of
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, SiteNotRead
 from glassformer.handmade import induction_model, repeated

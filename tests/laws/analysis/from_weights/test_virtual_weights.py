@@ -7,8 +7,8 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, handmade, weights
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.from_weights._virtual_weights import product_norms
-from glassformer.analysis.question import card_of
 from glassformer.analysis.subspaces._basis import _kurtosis
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.testing import close

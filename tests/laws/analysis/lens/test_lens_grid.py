@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from glassformer.analysis import run
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.lens import lens_grid, logit_lens
 from glassformer.analysis.lens._grid import MEASURES
-from glassformer.analysis.question import card_of
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Learned

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 
 from glassformer.analysis import Run, run
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen._mixing import Unit, flow_sites, units
-from glassformer.analysis.question import card_of
 from glassformer.analysis.token_flow import alti, information_flow_routes, rollout, value_norms
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from glassformer.analysis import Run, run
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen import write_sources
-from glassformer.analysis.question import card_of
 from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated
