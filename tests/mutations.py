@@ -15,7 +15,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -290,18 +290,27 @@ def _one_of(place: Place, root: Path, drawer: random.Random) -> Mutant | None:
     return None
 
 
-def place_of(mutant: Mutant, root: Path) -> Place:
-    """Return the function that a mutant is of, in the file it was in or in another.
+def placed(mutant: Mutant, root: Path) -> tuple[Mutant, Place]:
+    """Return a mutant as it is of the present source, and its function, in the file it was in or in another.
+
+    Where the function has changed, its edit is the only one of the same kind, before and after, if there is such a one.
 
     Raises:
-        CannotPlace: The function has changed, or is gone.
+        CannotPlace: What is edited has changed, or is gone.
     """
     here = root / mutant.file
-    top = root / Path(mutant.file).parts[0]
-    for file in [here, *sorted(top.rglob("*.py"))]:
-        for place in functions(file) if file.exists() else ():
-            if place.digest == mutant.digest:
-                return place
+    files = [here, *sorted((root / Path(mutant.file).parts[0]).rglob("*.py"))]
+    for place in (place for file in files if file.exists() for place in functions(file)):
+        if place.digest == mutant.digest:
+            return mutant, place
+    for place in functions(here) if here.exists() else ():
+        if place.name == mutant.function:
+            wanted = mutant.kind, mutant.before, mutant.after
+            paths = [
+                path for path, node, kind, after in edits(place.node) if (kind, ast.unparse(node), after) == wanted
+            ]
+            if len(paths) == 1:
+                return replace(mutant, path=paths[0], digest=place.digest), place
     raise CannotPlace(f"{mutant.function} of {mutant.file} is no longer what it was when a mutant of it was drawn")
 
 

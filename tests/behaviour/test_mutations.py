@@ -44,7 +44,7 @@ def test_each_edit_changes_one_thing_that_runs_and_no_text(tmp_path: Path) -> No
 
 def test_a_mutant_is_made_where_it_was_drawn_and_its_probe_changes_nothing(tmp_path: Path) -> None:
     for mutant in drawn(tmp_path):
-        place = mutations.place_of(mutant, tmp_path)
+        _, place = mutations.placed(mutant, tmp_path)
         assert mutations.runs_otherwise(mutant, place)
         reached = set[int]()
         names = {mutations.PROBE: reached.add}
@@ -54,16 +54,21 @@ def test_a_mutant_is_made_where_it_was_drawn_and_its_probe_changes_nothing(tmp_p
         assert reached == (set() if mutant.before == "-1" else {5})
 
 
-def test_a_function_is_found_in_another_file_and_not_where_it_has_changed(tmp_path: Path) -> None:
+def test_a_mutant_is_found_in_another_file_and_where_something_else_has_changed(tmp_path: Path) -> None:
     mutant, *_ = drawn(tmp_path)
-    moved = tmp_path / "src" / "moved.py"
+    file, moved = tmp_path / "src" / "sums.py", tmp_path / "src" / "moved.py"
     moved.write_text("import math\n" + SOURCE.replace("Sum what is below n.", "The sum."), encoding="utf-8")
-    (tmp_path / "src" / "sums.py").unlink()
-    mutations.functions.cache_clear()
-    place = mutations.place_of(mutant, tmp_path)
-    assert (place.file, place.name) == (moved, "Sum.upto")
-    assert "if not n < 0" in ast.unparse(mutations.mutated(mutant, place))
-    moved.write_text(SOURCE.replace("range(n)", "range(n + 1)"), encoding="utf-8")
+    file.write_text(
+        SOURCE.replace("        total = start", "        # nothing yet\n        n += 0\n        total = start"),
+        encoding="utf-8",
+    )
+    for expected in (moved, file):
+        mutations.functions.cache_clear()
+        now, place = mutations.placed(mutant, tmp_path)
+        assert (place.file, place.name) == (expected, "Sum.upto")
+        assert "if not n < 0" in ast.unparse(mutations.mutated(now, place))
+        moved.unlink(missing_ok=True)
+    file.write_text(SOURCE.replace("n < 0", "n < 1"), encoding="utf-8")
     mutations.functions.cache_clear()
     with pytest.raises(mutations.CannotPlace, match=r"Sum\.upto of src/sums\.py"):
-        mutations.place_of(mutant, tmp_path)
+        mutations.placed(mutant, tmp_path)

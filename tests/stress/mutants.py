@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # the sources beside these tests, whatever is installed
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from mutations import PROBE, CannotPlace, Mutant, Place, code_of, draw, mutated, place_of, probed, quotas  # noqa: E402
+from mutations import PROBE, CannotPlace, Mutant, Place, code_of, draw, mutated, placed, probed, quotas  # noqa: E402
 
 RECORD = ROOT / "tests" / "golden" / "mutants.json"
 PACKAGES = ("attention", "models", "trace", "weights", "analysis/sweep", "analysis/circuits")
@@ -151,7 +151,7 @@ class Tries:
                 again.append({**asdict(mutant), "outcome": "equivalent"})
                 continue
             try:
-                place_of(mutant, ROOT)
+                placed(mutant, ROOT)
             except CannotPlace as error:
                 again.append({**asdict(mutant), "outcome": "not placed", "why": str(error)})
                 continue
@@ -190,12 +190,9 @@ class Tries:
             told.write_text(json.dumps({"probes": [asdict(mutant) for mutant in mutants]}) + "\n", encoding="utf-8")
         left = sorted(self.items.keys() - {row["test"] for row in rows}, key=self.order.__getitem__)
         if left:
-            places = [place_of(mutant, ROOT) for mutant in probes]
-            swaps = Swaps(places)
-            ready = [
-                swaps.ready(place, probed(mutant, place, number))
-                for number, (mutant, place) in enumerate(zip(probes, places))
-            ]
+            found = [placed(mutant, ROOT) for mutant in probes]
+            swaps = Swaps(place for _, place in found)
+            ready = [swaps.ready(place, probed(mutant, place, number)) for number, (mutant, place) in enumerate(found)]
             if not self.forked(ready, left, told, stop=False, limit=None):
                 raise RuntimeError(
                     f"the pass with probes ended after {len(_rows(told)) - 1} of {len(self.items)} tests"
@@ -204,7 +201,7 @@ class Tries:
 
     def tried(self, mutant: Mutant, tests: Sequence[str] | dict[str, float]) -> dict[str, Any]:
         """Return what came of a mutant under tests, in their order."""
-        place = place_of(mutant, ROOT)
+        mutant, place = placed(mutant, ROOT)
         swap = Swaps([place]).ready(place, mutated(mutant, place))
         usual = tests if isinstance(tests, dict) else {}
         limits = {name: max(20.0, 10 * usual.get(name, 6.0)) for name in tests}

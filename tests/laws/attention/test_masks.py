@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,8 @@ masks = st.recursive(
 
 
 def test_the_last_queries_see_the_same_keys_with_those_before_them_and_without() -> None:
-    for kind, config in MixerConfig.registry.items():
+    registry: dict[str, Any] = MixerConfig.registry
+    for kind, config in registry.items():
         mixer = Attention(2, mixer=config()).build(8, LENGTH, 0, "").mixer
         context = make_context(1, LENGTH, torch.device("cpu"), is_causal=not config.bidirectional)
         whole, last = (mixer.visible(context, n, LENGTH) for n in (LENGTH, 2))
