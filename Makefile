@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-share test-all test-gpu stress check docs tables applies families pictures patterns bench format
+.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families pictures patterns bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -46,6 +46,10 @@ stress: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) $(SWEEP) tests/stress --stress-minutes $(MINUTES) \
 		--stress-report benchmarks/results/stress-$(shell uname -m)-$(shell nproc)-cores.json
 	$(BIN)/python tests/stress/environments.py
+
+# minutes: one failing test for each recorded wrong edit of the source, or what no test notices any more
+mutants: $(DEV)
+	$(BIN)/python tests/stress/mutants.py --kill-list
 
 check: $(DEV) docs
 	$(BIN)/ruff check

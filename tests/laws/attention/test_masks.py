@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from glassformer.attention import Context, Mask, causal, documents, padding, window
+from glassformer.attention import Attention, Context, Mask, MixerConfig, causal, documents, padding, window
 from glassformer.attention.context import Documents, Run
 from glassformer.models.stack import cross_context, make_context
 
@@ -47,6 +48,16 @@ masks = st.recursive(
     lambda inner: st.builds(conjunction, inner, inner) | st.builds(disjunction, inner, inner),
     max_leaves=4,
 )
+
+
+def test_the_last_queries_see_the_same_keys_with_those_before_them_and_without() -> None:
+    registry: dict[str, Any] = MixerConfig.registry
+    for kind, config in registry.items():
+        mixer = Attention(2, mixer=config()).build(8, LENGTH, 0, "").mixer
+        context = make_context(1, LENGTH, torch.device("cpu"), is_causal=not config.bidirectional)
+        whole, last = (mixer.visible(context, n, LENGTH) for n in (LENGTH, 2))
+        assert (whole is None) == (last is None), kind
+        assert whole is None or (whole[..., -2:, :] == last).all(), kind
 
 
 @given(masks, st.integers(1, LENGTH))

@@ -98,6 +98,12 @@ def test_without_matrices_additive_refinement_is_softmax_of_what_is_refined(seed
     close(layer(x), Layer(softmax)(x))
 
 
+@pytest.mark.parametrize("mixer", ALL, ids=str)
+def test_what_is_declared_is_visited_and_weights_that_nobody_makes_are_not_declared(mixer: Any) -> None:
+    layer = built(mixer)
+    assert list(layer.read(stream(1, 3), "*")) == list(layer.sites())
+
+
 @given(seeds, every)
 def test_equal_rows_of_weights_are_refined_alike(seed: int, mixer: Any) -> None:
     layer, x, positions = built(mixer, seed), stream(1, 6, seed), torch.arange(6)[None]

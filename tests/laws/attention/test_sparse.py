@@ -252,6 +252,8 @@ def test_bfloat16_is_finite_and_near() -> None:
 def test_what_means_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="rate must be at least 1"):
         Atrous(rate=0)
+    with pytest.raises(ConfigError, match="stride must be at least 1"):
+        Sparse(stride=0)
     with pytest.raises(ConfigError, match='blocks of form "fixed" have no window, found 3'):
         Sparse(form="fixed", window=3)
     with pytest.raises(ConfigError, match="summary must be from 1 to the stride, 4, found 5"):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from glassformer.attention import Attention, Differential, Lightning, Linear, MixerConfig, Rope, Softmax, Traits
 from glassformer.errors import ConfigError, NoPattern
 from glassformer.models import (
+    BlockConfig,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -168,6 +169,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     for make in (
         lambda: Attention(2, dropout=rate),
         lambda: Mlp(4, dropout=rate),
+        lambda: BlockConfig((Mlp(4),), dropout=rate),
         *(partial(config.replace, embed_dropout=rate) for config in EMBEDDED.values()),
     ):
         with pytest.raises(ConfigError, match=r"dropout must be in \[0, 1\), found"):

@@ -95,6 +95,13 @@ def test_inner_logits_are_products_with_the_inner_matrix(case) -> None:
     )
 
 
+@pytest.mark.parametrize("config", [AdaptiveSoftmax((5.0, 3.0, 1.0), (1,)), HierarchicalSoftmax((5.0, 3.0, 1.0))])
+def test_logits_lie_where_what_is_read_does(config: OutputLayer) -> None:
+    layer = config.build(3, 8).to("meta")
+    # indices of words are made on the CPU, and meeting one there is an error
+    assert layer.logits(stream(1, 2, d_model=8).float().to("meta")).is_meta
+
+
 @given(COUNTS)
 def test_huffmans_tree_has_an_expected_depth_of_the_entropy_and_less_than_one_more(counts) -> None:
     share, tree = shares(counts, len(counts)), HuffmanTree.of(counts)

@@ -44,6 +44,12 @@ def test_reading_every_module_changes_nothing(name: str) -> None:
     assert len(tape.values) > 4
 
 
+def test_a_glob_covers_the_sites_that_it_names() -> None:
+    model, _ = sequential()
+    assert list(model.sites("*.in")) == [name for name in model.sites() if name.endswith(".in")]
+    assert list(model.sites("0.out")) == ["0.out"]
+
+
 @both
 def test_edits_reach_what_comes_after(name: str) -> None:
     model, inputs = MODELS[name][0]()

@@ -117,7 +117,7 @@ class BigBirdMixer(Mixer, config=BigBird):
         return masked_softmax(site(tape, self.at.scores, scores + counts.log()))
 
     def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b head query key"]:
-        return self._met(context, n_keys, context.mask.batch) > 0
+        return self._met(context, n_keys, context.mask.batch)[..., -n_queries:, :] > 0
 
     def _met(self, context: Context, n: int, batch: int) -> Float[Tensor, "batch head query key"]:
         """Return how often each query of a row meets each key."""
