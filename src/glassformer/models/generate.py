@@ -107,7 +107,7 @@ def generate(
     Args:
         model: A decoder or an encoder-decoder.
         prompts: Texts, or token ids, one list or tensor per row, of any lengths, or a row by itself; for an
-            encoder-decoder ids, usually `[[bos]]` for each row. Or what `read_opening` made of all that is read.
+            encoder-decoder ids, usually `[[bos]]` for each row. Or what `model.read` made of all that is read.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.

@@ -242,7 +242,7 @@ def read(
 ) -> Inputs:
     """Return what a forward pass of a model of ours reads; see `Model.read`."""
     if isinstance(given, Batch):
-        require_unsaid(lengths, mask)
+        require_unsaid(lengths, mask, source)
         return _of_batch(model, given)
     said = {"specials": specials, "allow_unknown": allow_unknown}
     padded = {"lengths": lengths, "mask": mask}
@@ -264,7 +264,7 @@ def read_opening(
 ) -> Inputs:
     """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
     if isinstance(prompts, Inputs):
-        return prompts
+        return _as_opening(model, prompts, source, source_lengths)
     if not model.generates:
         # raises, and says why
         model.begin(0)
@@ -278,6 +278,21 @@ def read_opening(
     # where the context ends decides how many new tokens there may be
     opening = read_side(model, prompts, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
     return joined(model, opening, of_source)
+
+
+def _as_opening(model: "Model", inputs: Inputs, source: Any, source_lengths: Any) -> Inputs:
+    """Return what was read with its rows padded on the left, as what goes on is."""
+    if inputs.in_columns or source is not None or source_lengths is not None:
+        raise ShapeMismatch(
+            "generation goes on from texts or ids, or from what was read of them with its source: it takes no Batch, "
+            "and no source beside what was read."
+        )
+    output = inputs.output
+    assert output.ids is not None, "a model of ours reads ids"
+    if output.padding.is_any and output.padding.start is None:
+        ids, padding = _tensor(output.padding.real_rows(output.ids), place_of(model), left=True)
+        output = dataclasses.replace(output, ids=ids, padding=padding)
+    return joined(model, output, inputs.source)
 
 
 def joined(model: "Model", output: Side, source: Side | None = None, *, generated: bool = False) -> Inputs:
@@ -517,10 +532,12 @@ def require_source(model: "Model", there_is_one: bool) -> None:
         raise ShapeMismatch("this model has no encoder, so it reads no source: put the text into what it reads.")
 
 
-def require_unsaid(lengths: Any, mask: Any) -> None:
-    """Raise `ShapeMismatch` if padding is said of a batch."""
+def require_unsaid(lengths: Any, mask: Any, source: Any = None) -> None:
+    """Raise `ShapeMismatch` if padding, or a source, is said beside a batch."""
     if lengths is not None or mask is not None:
         raise ShapeMismatch("a Batch says itself which of its tokens are real; leave lengths= and mask= out.")
+    if source is not None:
+        raise ShapeMismatch("a Batch brings its source: give Batch(…, source=…), and leave source= out.")
 
 
 def _of_batch(model: "Model", batch: Batch) -> Inputs:

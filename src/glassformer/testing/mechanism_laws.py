@@ -6,7 +6,6 @@
 Each law is a function of a kind; pytest finds it as a test of such a class, if the mechanism claims what it speaks of.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, cast
@@ -50,6 +49,7 @@ from glassformer.testing.layers import (
     seeds,
     stream,
 )
+from glassformer.testing.precision import require_precision
 from glassformer.testing.settings import settings
 from glassformer.testing.suite import Suite
 from glassformer.trace import Scale
@@ -664,65 +664,6 @@ def test_every_setting_is_as_exact_as_its_number_type(kind: str) -> None:
 def test_pairs_of_settings_are_as_exact_as_their_number_type(kind: str) -> None:
     for mixer in settings(cast(Any, MixerConfig.registry[kind]), at_once=2):
         require_precision(mixer)
-
-
-def require_precision(mixer: MixerConfig, length: int = 12) -> None:
-    """Hold a mechanism in each floating-point type to itself in float64, on the numbers that the type read.
-
-    By the fused route and by way of the pattern; gradients of queries, keys and values in single precision. An error
-    may be four of the type's epsilon times the length that is summed, of the size of the values: scores are of the
-    order of one, so that weights carry a few epsilon, and each of `length` products is rounded once. A gradient sums
-    twice, over keys and over what the weights are made of, and may be twice as far off. Where rounding decides on a
-    hash, results are finite.
-    """
-    config = Attention(2, 2, 4, mixer=mixer, projection=mixer.as_published().get("projection", Separate()))
-    layer = Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), 3))
-    x = stream(2, length)
-    read = layer.read(x, "query", "key", "value")
-    routes: list[tuple[str, ...]] = [(), ("pattern",)] if mixer.traits.linear_in_value != "no" else [()]
-    for dtype, route in itertools.product((torch.float32, torch.bfloat16, torch.float16), routes):
-        rows = [read[name].to(dtype) for name in ("query", "key", "value")]
-        single = dtype == torch.float32
-        low, exact = (_mixed(layer, one, rows, x, route, grad=single) for one in (dtype, torch.float64))
-        assert low["z"].dtype == dtype and low["z"].isfinite().all(), f"{mixer}, {dtype}, {route}"
-        if mixer.traits.hashes and not _hashed_alike(layer, rows[0]):
-            continue
-        for name, reference in exact.items():
-            share = (4 if name == "z" else 8) * torch.finfo(dtype).eps * length
-            size = reference.abs() + max(float(one.square().mean().sqrt()) for one in (reference, read["value"]))
-            error = float(((low[name].double() - reference).abs() / size).max())
-            assert error <= share, f"{mixer}, {dtype}, {route}: {name} {error:.2e} off, allowed {share:.2e}"
-    # whatever type new tensors have by default
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        again = _mixed(layer, torch.float32, [read[name].float() for name in ("query", "key", "value")], x, ())
-    finally:
-        torch.set_default_dtype(before)
-    assert again["z"].dtype == torch.float32, f"{mixer}, under a default of float64"
-
-
-def _mixed(
-    layer: Layer, dtype: torch.dtype, rows: Sequence[Tensor], x: Tensor, route: Sequence[str], *, grad: bool = False
-) -> dict[str, Tensor]:
-    """Return z of the mechanism alone in a number type, and the gradients of what it mixes."""
-    layer.module.to(dtype)
-    query, key, value = (row.to(dtype).requires_grad_(grad) for row in rows)
-    if torch.equal(query, key):
-        key = query
-    z, _ = layer.mixer(query, key, value, x.to(dtype), layer.context(x), None, layer.tape(*route) if route else None)
-    found = {"z": z.detach()}
-    if grad:
-        weight = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view_as(z).to(dtype)
-        leaves = {"gradient of q": query, "gradient of k": key, "gradient of v": value}
-        grads = torch.autograd.grad((z * weight).sum(), list(leaves.values()), allow_unused=True)
-        found |= {name: one for name, one in zip(leaves, grads) if one is not None}
-    layer.module.double()
-    return found
-
-
-def _hashed_alike(layer: Layer, x: Tensor) -> bool:
-    return torch.equal(layer.mixer.buckets(x), layer.mixer.buckets(x.double()))
 
 
 @stepwise

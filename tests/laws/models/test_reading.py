@@ -132,6 +132,9 @@ def test_what_only_some_readers_may_be_given_is_refused_by_them() -> None:
         (lambda: model.read(None), "expected a text or token ids"),
         (lambda: gf.run(model, None), "expected a text or token ids"),
         (lambda: pair.read([[3], [4]], source=[3]), "source has batch=1, target has batch=2"),
+        (lambda: pair.read(batch, source=[3]), "a Batch brings its source"),
+        (lambda: generate(model, model.read(batch)), "it takes no Batch"),
+        (lambda: generate(pair, pair.read([3], source=[3]), source=[[4]]), "no source beside what was read"),
         (lambda: model.read(batch, lengths=[1]), "a Batch says itself which of its tokens are real"),
         (
             lambda: model.read([[3], [4, 5]], lengths=[1, 2]),
@@ -156,5 +159,8 @@ def test_a_prompt_that_was_read_is_generated_from_as_it_is() -> None:
     assert isinstance(model.config, DecoderConfig)
     inputs = read_opening(model, ["a b", "c"])
     assert generate(model, inputs, max_new_tokens=3) == generate(model, ["a b", "c"], max_new_tokens=3)
-    # padded on the left, where a run has it on the right
+    # what a run would read is padded on the right
+    run_of = model.read(["a b", "c"])
+    assert run_of.start is None and run_of.lengths is not None
+    assert generate(model, run_of, max_new_tokens=3) == generate(model, inputs, max_new_tokens=3)
     assert inputs.start is not None and inputs.output.counts == [3, 2]
