@@ -7,7 +7,7 @@ import torch
 
 from explanations import TEXT, gpt, signed, translator
 from glassformer.analysis.reports import Circuits, circuits
-from glassformer.analysis.reports._training_facts import training_facts
+from glassformer.analysis.reports.training_facts import training_facts
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.handmade import induction_model, repeated

@@ -19,7 +19,7 @@ from glassformer import checkpoints
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, input_gradients
 from glassformer.analysis.heads import head_roles, head_scores
-from glassformer.analysis.heads._roles import ROLES
+from glassformer.analysis.heads.roles import ROLES
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.reports import explain
 from glassformer.cli import main

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from glassformer.errors import AnalysisUnavailable
+from glassformer.attention import AttentionLayer
+from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Embedding
 from glassformer.weights import head_label
@@ -62,6 +63,18 @@ def bias_of(layer: SubLayer, kind: Literal["attn_bias", "norm_bias"]) -> Compone
     return Component(f"{layer.label}{norm} bias", kind, layer.layer, layer.name)
 
 
+def stream_sites(model: ModelLike) -> list[str]:
+    """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
+
+    What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
+    its embedding, which `lens_grid` adds up.
+    """
+    blocks = require_model(model).output_stack.blocks
+    if not blocks:
+        return entry_sites(model.output_embed)
+    return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
+
+
 def entry_sites(embed: Embedding) -> list[str]:
     """Return the sites whose sum enters the first block."""
     if embed.norm is not None:
@@ -73,6 +86,17 @@ def vector_sites(embed: Embedding) -> list[str]:
     """Return the sites that the parts of what enters the first block are made of: vectors, and the scale of a norm."""
     found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
+
+
+def require_pattern(part: AttentionLayer, analysis: str) -> None:
+    """Raise `NoPattern` unless mixed values are a pattern times values, up to a scale."""
+    linear = part.traits.linear_in_value
+    if linear not in ("exact", "scaled"):
+        raise NoPattern(
+            f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
+            "has no pattern that multiplies values.\n"
+            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+        )
 
 
 def require_next_tokens(model: ModelLike, analysis: str) -> None:

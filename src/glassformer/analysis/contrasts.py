@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep._metrics import (
+from glassformer.analysis.sweep.metrics import (
     Metric,
     MetricsLike,
     logit,

@@ -161,6 +161,11 @@ def key_labels(
     return axis_labels("key", _named(rows, [range(keys)] * len(rows)))
 
 
+def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:
+    """Return what positions are called in results: index and token."""
+    return [f"{before}{i}:{token}" for i, token in enumerate(tokens)]
+
+
 def _named(rows: Sequence[Sequence[str]], positions: Sequence[Iterable[int]]) -> list[list[Coordinate | None]]:
     return [
         [f"{p}:{tokens[p]}" if p < len(tokens) else None for p in of_row] for tokens, of_row in zip(rows, positions)

@@ -51,7 +51,7 @@ def circuits(
         seed: Of random tokens and random matrices.
     """
     from glassformer import analysis, weights
-    from glassformer.analysis.reports._training_facts import training_facts
+    from glassformer.analysis.reports.training_facts import training_facts
     from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError

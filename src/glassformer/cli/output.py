@@ -112,7 +112,7 @@ def _head(command: str, model: "ModelLike | None", given: Mapping[str, Any], rea
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 
-    from glassformer.analysis.reports._model_facts import model_facts
+    from glassformer.analysis.reports.model_facts import model_facts
     from glassformer.render.page.results import FORMAT, VERSION
 
     head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "command": command}

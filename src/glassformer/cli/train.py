@@ -75,7 +75,7 @@ def train(
 
 
 def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None:
-    from glassformer.analysis.learning._measures import MEASURES
+    from glassformer.analysis.learning.measures import MEASURES
     from glassformer.training import train as run_training
 
     console = Console(stderr=True)

@@ -8,6 +8,7 @@ LAPACK, which computes them on a CPU, knows no half precision, and ends the proc
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
@@ -59,6 +60,20 @@ def pseudo_inverse(matrix: Tensor, *, hermitian: bool = False) -> Tensor:
 
 def rank(matrix: Tensor) -> int:
     return int(torch.linalg.matrix_rank(_ready(matrix, "a rank")))
+
+
+def dimensions(singular: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch measure"]:
+    """Return rank, rank of 99 % of the energy, and participation ratio of spectra, zeros for a zero matrix.
+
+    Args:
+        singular: Singular values, falling.
+    """
+    energy = singular.square()
+    total = energy.sum(-1, keepdim=True)
+    rank = (singular > singular[..., :1] * singular.shape[-1] * torch.finfo(singular.dtype).eps).sum(-1)
+    most = (energy.cumsum(-1) < 0.99 * total).sum(-1) + 1
+    ratio = total[..., 0].square() / energy.square().sum(-1)
+    return torch.stack((rank.to(singular), most.to(singular), ratio), -1).where(total > 0, 0)
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:

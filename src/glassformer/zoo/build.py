@@ -18,8 +18,8 @@ from torch import Tensor
 from glassformer import checkpoints, files
 from glassformer.analysis import run
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
-from glassformer.analysis.heads._roles import ROLES as HEAD_ROLES, role_masks
-from glassformer.analysis.learning._measures import ROLES
+from glassformer.analysis.heads.roles import ROLES as HEAD_ROLES, role_masks
+from glassformer.analysis.learning.measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import run_steps

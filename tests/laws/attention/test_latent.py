@@ -11,8 +11,8 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer import analysis, handmade, weights
-from glassformer.analysis.frozen._stack import steps_of
 from glassformer.analysis.paths._importance import order_worlds, sweep
+from glassformer.analysis.paths._steps import steps_of
 from glassformer.attention import (
     Alibi,
     Attention,

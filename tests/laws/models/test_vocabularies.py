@@ -14,7 +14,7 @@ import glassformer as gf
 from every_result import result
 from glassformer import analysis, weights
 from glassformer.analysis import vocabulary
-from glassformer.analysis.learning._measures import sample
+from glassformer.analysis.learning.measures import sample
 from glassformer.checkpoints.own import digest_of
 from glassformer.cli.options import Prompts
 from glassformer.cli.prompts import prompts_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elsewhere import elsewhere
-from glassformer.analysis.learning._measures import MEASURES
+from glassformer.analysis.learning.measures import MEASURES
 from glassformer.checkpoints import run_steps
 from glassformer.data import Batch
 from glassformer.errors import ConfigError

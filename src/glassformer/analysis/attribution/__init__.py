@@ -14,7 +14,7 @@ from glassformer.analysis.attribution._meaning_shift import (
     MeaningShift as MeaningShift,
     meaning_shift as meaning_shift,
 )
-from glassformer.analysis.attribution._parts_of_effects import (
+from glassformer.analysis.attribution.parts_of_effects import (
     NeuronEffects as NeuronEffects,
     SourceEffects as SourceEffects,
     neuron_effects as neuron_effects,

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.frozen._mixing import position_labels
+from glassformer.analysis.places import position_labels
 from glassformer.analysis.prepare import answer_id, prepare, require_one_prompt, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count

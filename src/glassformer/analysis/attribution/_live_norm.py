@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._pull_back import PulledDirections
+from glassformer.analysis.frozen.directions import PulledDirections
 from glassformer.analysis.places import Places
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import require_model

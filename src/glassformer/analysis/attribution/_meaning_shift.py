@@ -18,11 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run, text_position
-from glassformer.analysis.attribution._parts_of_effects import by_key, direct_source_sites
-from glassformer.analysis.components import Component
-from glassformer.analysis.frozen._pull_back import Directions, pull_back, scale_sites
-from glassformer.analysis.frozen._writes import each_write, residual_sites
-from glassformer.analysis.lens._grid import lens_sites
+from glassformer.analysis.attribution.parts_of_effects import by_key, direct_source_sites
+from glassformer.analysis.components import Component, stream_sites
+from glassformer.analysis.frozen.addends import each_write, residual_sites
+from glassformer.analysis.frozen.directions import Directions, pull_back, scale_sites
 from glassformer.analysis.places import Places
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
@@ -124,7 +123,7 @@ def meaning_shift(
         >>> shift = meaning_shift(model, "a fashion model", "a language model", "model")
         >>> shift.along.select(site=shift.site).top(3)
     """
-    sites = lens_sites(model)
+    sites = stream_sites(model)
     site = sites[-1] if site is None else site
     if site not in sites:
         raise UnknownSite(

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis.components import bias_of, head_labels
-from glassformer.analysis.frozen._norm import FrozenNorm
-from glassformer.analysis.frozen._pull_back import carried_down
+from glassformer.analysis.frozen.directions import carried_down
+from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.uncertainty import deviation
 from glassformer.attention import AttentionLayer, per_query_head

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
-from glassformer.analysis.heads._roles import Head, heads
+from glassformer.analysis.heads.roles import Head, heads
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural

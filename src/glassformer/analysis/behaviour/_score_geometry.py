@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.heads._roles import Head, heads
+from glassformer.analysis.heads.roles import Head, heads
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
-from glassformer.analysis.heads._roles import Head, drawable, heads
+from glassformer.analysis.heads.roles import Head, drawable, heads
 from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
-from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
@@ -141,7 +140,7 @@ def _numbers(streams: Sequence[Tensor], lengths: Tensor | None) -> Float[Tensor,
         n = streams[0].shape[1] if lengths is None else int(lengths[row])
         found = [x[row, :n].double().cpu() for x in streams]
         ratio = torch.stack([residual_ratio(x) for x in found])
-        rank = torch.stack([dimensions(decompositions.singular_values(x))[2] for x in found])
+        rank = torch.stack([decompositions.dimensions(decompositions.singular_values(x))[2] for x in found])
         rows.append(torch.stack((ratio, rank)))
     return torch.stack(rows, 1)
 

@@ -27,9 +27,9 @@ from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._metrics import MetricsLike, named_metrics, require_numbers
-from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
+from glassformer.analysis.sweep import sweep
+from glassformer.analysis.sweep.metrics import MetricsLike, named_metrics, require_numbers
+from glassformer.analysis.sweep.plan import Donor, EditLike, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.arguments import Count
 from glassformer.data import Batch

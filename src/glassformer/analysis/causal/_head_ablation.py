@@ -24,13 +24,13 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._site_grid import write_site
-from glassformer.analysis.heads._roles import Head, heads
+from glassformer.analysis.heads.roles import Head, heads
 from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._metrics import token_loss
-from glassformer.analysis.sweep._plan import Donor, Plan
+from glassformer.analysis.sweep import sweep
+from glassformer.analysis.sweep.metrics import token_loss
+from glassformer.analysis.sweep.plan import Donor, Plan
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest

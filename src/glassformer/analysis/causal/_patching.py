@@ -24,9 +24,9 @@ from glassformer import figures
 from glassformer.analysis.causal._site_grid import ResolvedGrid, SiteGrid, resolved_grids
 from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._metrics import MetricsLike
-from glassformer.analysis.sweep._plan import Donor, Plan
+from glassformer.analysis.sweep import sweep
+from glassformer.analysis.sweep.metrics import MetricsLike
+from glassformer.analysis.sweep.plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.arguments import Count
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest

@@ -28,9 +28,9 @@ from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._metrics import logit_difference, probability
-from glassformer.analysis.sweep._plan import Donor, EditLike, grid
+from glassformer.analysis.sweep import sweep
+from glassformer.analysis.sweep.metrics import logit_difference, probability
+from glassformer.analysis.sweep.plan import Donor, EditLike, grid
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.arguments import Amount, Count, Several, checked
 from glassformer.attention import AttentionLayer

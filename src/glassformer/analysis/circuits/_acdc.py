@@ -28,7 +28,7 @@ from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.contrasts import PromptPairs, contrast
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._metrics import kl_divergence, logit
+from glassformer.analysis.sweep.metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike

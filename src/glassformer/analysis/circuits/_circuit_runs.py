@@ -24,7 +24,7 @@ from torch import Tensor
 from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, Recording
 from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep._metrics import Metric, MetricLike as MetricLike, apply_metric, named_metrics
+from glassformer.analysis.sweep.metrics import Metric, MetricLike as MetricLike, apply_metric, named_metrics
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating

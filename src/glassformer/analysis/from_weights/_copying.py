@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
+from glassformer.analysis.from_weights.selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
 from glassformer.attention import linear

@@ -35,10 +35,10 @@ from glassformer import weights
 from glassformer.analysis.from_weights._composition import Composition, composition
 from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
-from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
-from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
-from glassformer.analysis.frozen._query_key_scales import QueryKeyScales, query_key_scales
-from glassformer.analysis.heads._roles import head_scores, repeated_inputs
+from glassformer.analysis.from_weights.selection import LeftOut, labels_of, layers_for, token_choice, values_of
+from glassformer.analysis.from_weights.token_reads import Through, TokenReads, TokenSums, by_position
+from glassformer.analysis.frozen import QueryKeyScales, query_key_scales
+from glassformer.analysis.heads.roles import head_scores, repeated_inputs
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
 from glassformer.errors import AnalysisUnavailable

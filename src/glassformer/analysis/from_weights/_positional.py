@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.from_weights._selection import LeftOut, layers_for
+from glassformer.analysis.from_weights.selection import LeftOut, layers_for
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several, checked
 from glassformer.attention import Context

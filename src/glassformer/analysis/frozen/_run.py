@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.components import require_pattern
 from glassformer.analysis.prepare import require_one_prompt
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable

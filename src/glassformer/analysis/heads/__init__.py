@@ -5,7 +5,7 @@ from glassformer.analysis.heads._evaluate import (
     evaluate_heads as evaluate_heads,
     find_pattern as find_pattern,
 )
-from glassformer.analysis.heads._roles import (
+from glassformer.analysis.heads.roles import (
     HeadScores as HeadScores,
     head_roles as head_roles,
     head_scores as head_scores,

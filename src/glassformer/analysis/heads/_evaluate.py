@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.heads._roles import (
+from glassformer.analysis.heads.roles import (
     ROLES,
     Head,
     Reading,

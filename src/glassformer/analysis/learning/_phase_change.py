@@ -8,7 +8,8 @@ Source: Olsson et al. 2022, sections "The phase change" and on per-token loss.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.heads.roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, history_of
 from glassformer.analysis.losses import token_losses
@@ -30,6 +31,7 @@ from glassformer.models import ModelLike
 from glassformer.numerics import decompositions
 
 MEASURES = ("loss", "icl_score", "prefix_matching", "previous_token")
+LOGGED = {"loss": "heldout_loss"}  # the measures that metrics.jsonl has by another name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +59,28 @@ class Trajectory(Result):
     tokens: Labelled
     name: str
     rows: int
+
+    @classmethod
+    def logged(cls, metrics: Sequence[Mapping[str, Any]], name: str = "run") -> "Trajectory":
+        """Take a run from what it logged where it logged its in-context-learning score; losses by position are NaN.
+
+        Args:
+            metrics: The lines of `metrics.jsonl`.
+            name: Of the run.
+        """
+        lines = [line for line in metrics if line.get("icl_score") is not None]
+        steps, unknown = [int(line["step"]) for line in lines], torch.full((len(lines), 1), math.nan)
+        measures = [[float(line.get(LOGGED.get(m, m), math.nan)) for m in MEASURES] for line in lines]
+        table = torch.tensor(measures, dtype=torch.float64).reshape(len(lines), len(MEASURES))
+        return cls(
+            losses=Labelled(unknown, ("step", "pos"), {"step": steps}),
+            measures=Labelled(table, ("step", "measure"), {"step": steps, "measure": MEASURES}),
+            interval=Labelled(unknown.expand(-1, 2), ("step", "end"), {"step": steps, "end": ("low", "high")}),
+            best_heads=("",) * len(lines),
+            tokens=Labelled(torch.tensor([int(line["tokens"]) for line in lines]), ("step",), {"step": steps}),
+            name=name,
+            rows=0,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
+from glassformer.analysis.lens._logit_lens import read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
@@ -29,6 +29,7 @@ from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.numerics import decompositions
+from glassformer.numerics.distributions import kl_bits
 from glassformer.provenance import Binding
 from glassformer.trace import Tape
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import entry_sites
-from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
+from glassformer.analysis.components import entry_sites, stream_sites
+from glassformer.analysis.lens._logit_lens import read_logits
 from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.question import question
@@ -26,6 +26,7 @@ from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.readable import readable_outputs
+from glassformer.numerics.distributions import entropy_bits, kl_bits, rank
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
@@ -84,21 +85,9 @@ class LensGrid(Result):
         return "Tuned lens" if self.tuned else "Logit lens"
 
 
-def lens_sites(model: ModelLike) -> list[str]:
-    """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
-
-    What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
-    its embedding, which `lens_grid` adds up.
-    """
-    blocks = require_model(model).output_stack.blocks
-    if not blocks:
-        return entry_sites(model.output_embed)
-    return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
-
-
 def _wanted(model: ModelLike, sites: Sequence[str] | None = None, translators: TunedLens | None = None) -> list[str]:
     """Return what `lens_grid` reads with these options; of the embedding, tokens and positions."""
-    every = lens_sites(model) if translators is None else translators.reads(model)
+    every = stream_sites(model) if translators is None else translators.reads(model)
     entry, *added = entry_sites(model.output_embed)
     names = every if sites is None else list(sites)
     return [*names, *(added if entry in names else [])]
@@ -144,7 +133,7 @@ def lens_grid(
     """
     model = run.model
     translate: Translate | None = None if translators is None else translators.translator(model)
-    every = lens_sites(model) if translators is None else translators.reads(model)
+    every = stream_sites(model) if translators is None else translators.reads(model)
     names = _checked(run, every if sites is None else sites)
     at = places(run, positions)
     asked = frozenset(measures)

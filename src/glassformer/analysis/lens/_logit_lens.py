@@ -7,11 +7,10 @@ where the answer becomes readable, not where it is known.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
@@ -20,6 +19,7 @@ from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
+from glassformer.numerics.distributions import entropy_bits, kl_bits, rank
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,20 +114,3 @@ def read_logits(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor
     model = require_model(model)
     # a norm takes streams by row and position: these stand for positions of one row
     return model.unembed.logits(model.output_stack.final(x.unsqueeze(0))[0])
-
-
-def entropy_bits(log_probs: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
-    """Return the entropy of distributions given by natural log-probabilities, in bits."""
-    # 0 log 0 is 0: a probability that underflows must not turn into NaN
-    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1) / math.log(2)
-
-
-def kl_bits(p: Float[Tensor, "... vocab"], q: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
-    """Return KL(p || q) of distributions given by natural log-probabilities, in bits."""
-    return (p.exp() * (p - q)).nan_to_num(0.0).sum(-1).clamp_min(0.0) / math.log(2)
-
-
-def rank(logits: Float[Tensor, "... vocab"], token: int | Int[Tensor, "..."]) -> Tensor:
-    """Return how many tokens are at least as likely as this one, itself included but ties with it left out."""
-    one = logits[..., token : token + 1] if isinstance(token, int) else logits.gather(-1, token[..., None])
-    return (logits > one).sum(-1) + 1

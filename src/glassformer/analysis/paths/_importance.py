@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.frozen._stack import Steps, require_attention_only, require_steps, step_sites, steps_of
+from glassformer.analysis.paths._steps import Steps, require_attention_only, require_steps, step_sites, steps_of
 from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.arguments import Natural

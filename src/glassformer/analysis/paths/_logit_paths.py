@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
+from glassformer.analysis.paths._steps import Step, Steps, step_sites, steps_of
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Natural

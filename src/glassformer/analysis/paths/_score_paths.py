@@ -24,8 +24,8 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import Component, head_labels
-from glassformer.analysis.frozen._norm import FrozenNorm
-from glassformer.analysis.frozen._writes import each_write, residual_sites
+from glassformer.analysis.frozen.addends import each_write, residual_sites
+from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.attention.context import Context

@@ -18,7 +18,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import require_next_tokens
-from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
+from glassformer.analysis.paths._steps import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest

@@ -1,9 +1,9 @@
 """All at once: what a model does with a text, and which circuits it is made of."""
 
 from glassformer.analysis.reports._circuits import circuits as circuits
-from glassformer.analysis.reports._circuits_document import (
+from glassformer.analysis.reports._explain import explain as explain
+from glassformer.analysis.reports.circuits_document import (
     Circuits as Circuits,
     Unavailable as Unavailable,
 )
-from glassformer.analysis.reports._explain import explain as explain
-from glassformer.analysis.reports._explanation import Explanation as Explanation
+from glassformer.analysis.reports.explanation import Explanation as Explanation

@@ -17,17 +17,24 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_each
-from glassformer.analysis.from_weights._composition import Composition, composition
-from glassformer.analysis.from_weights._copying import Copying, copying
-from glassformer.analysis.from_weights._induction import InductionCircuits, induction_circuits
-from glassformer.analysis.from_weights._positional import PositionalHeads, positional_heads
-from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads, settings_of
-from glassformer.analysis.heads._roles import HeadScores, head_scores, heads as heads_of
-from glassformer.analysis.learning._in_context import in_context_learning
-from glassformer.analysis.paths._importance import Importance, importance
+from glassformer.analysis.causal import Ablation, ablate, ablate_each
+from glassformer.analysis.from_weights import (
+    Composition,
+    Copying,
+    InductionCircuits,
+    PositionalHeads,
+    composition,
+    copying,
+    induction_circuits,
+    positional_heads,
+)
+from glassformer.analysis.heads import HeadEvaluation, HeadScores, evaluate_heads, head_scores
+from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens
+from glassformer.analysis.learning import in_context_learning
+from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
-from glassformer.analysis.reports._circuits_document import (
+from glassformer.analysis.reports._circuits_findings import doubts, findings, induction_heads, verdict
+from glassformer.analysis.reports.circuits_document import (
     Circuits,
     EdgeFacts,
     HeadCircuits,
@@ -41,11 +48,9 @@ from glassformer.analysis.reports._circuits_document import (
     TrigramFacts,
     Unavailable,
 )
-from glassformer.analysis.reports._circuits_findings import doubts, findings, induction_heads, verdict
-from glassformer.analysis.reports._model_facts import model_facts
-from glassformer.analysis.subspaces._subspaces import Bandwidth, bandwidth
-from glassformer.analysis.vocabulary._skip_trigrams import skip_trigrams
-from glassformer.analysis.vocabulary._token_circuits import token_pairs
+from glassformer.analysis.reports.model_facts import model_facts
+from glassformer.analysis.subspaces import Bandwidth, bandwidth
+from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.arguments import Count, Several
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
@@ -232,7 +237,7 @@ def _reads_ahead(model: Model) -> str:
 
 def _distinct(model: ModelLike, seed: int, repeats: int) -> int:
     """Return how many different tokens a row of the evaluation holds."""
-    return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
+    return len(repeated_tokens(model, seed=seed, repeats=repeats)[0].unique())
 
 
 def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:

@@ -5,8 +5,8 @@ A score names a head from a threshold on that is a habit of the field, not a law
 
 from collections.abc import Iterator, Sequence
 
-from glassformer.analysis.heads._roles import NAMED
-from glassformer.analysis.reports._circuits_document import Circuits, EdgeFacts, HeadCircuits
+from glassformer.analysis.heads.roles import NAMED
+from glassformer.analysis.reports.circuits_document import Circuits, EdgeFacts, HeadCircuits
 from glassformer.words import Sentence, listed, sentence
 
 COPIES, RAISES = 0.5, 3.0

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
-from glassformer.analysis.attribution._direct_logit_attribution import (
-    DirectLogitAttribution,
-    aim_sites,
-    direct_logit_attribution,
-    read_by_unembedding,
-)
+from glassformer.analysis.attribution import DirectLogitAttribution, direct_logit_attribution
+from glassformer.analysis.attribution.target import aim_sites, read_by_unembedding
 from glassformer.analysis.cards import card_of
-from glassformer.analysis.frozen._writes import source_sites
-from glassformer.analysis.heads import _roles as roles
-from glassformer.analysis.lens._grid import lens_grid
-from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
+from glassformer.analysis.frozen.addends import source_sites
+from glassformer.analysis.heads import roles
+from glassformer.analysis.lens import lens_grid, logit_lens
 from glassformer.analysis.places import position_in
 from glassformer.analysis.prepare import answer_id, require_one_prompt
 from glassformer.analysis.question import question
 from glassformer.analysis.reports import _stages as pipeline
-from glassformer.analysis.reports._explanation import (
+from glassformer.analysis.reports._head_facts import Aimed, head_facts, patterns, top_heads
+from glassformer.analysis.reports.explanation import (
     Candidate,
     Contribution,
     Contributions,
@@ -41,13 +37,13 @@ from glassformer.analysis.reports._explanation import (
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.analysis.reports._head_facts import Aimed, head_facts, patterns, top_heads
-from glassformer.analysis.reports._model_facts import model_facts
+from glassformer.analysis.reports.model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.models import Model, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
+from glassformer.numerics.distributions import entropy_bits, rank
 from glassformer.provenance import Note
 from glassformer.words import listed, sentence
 

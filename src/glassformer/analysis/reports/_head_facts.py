@@ -8,13 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.attribution._direct_logit_attribution import DirectLogitAttribution, aim
-from glassformer.analysis.attribution._parts_of_effects import SourceEffects, by_key
+from glassformer.analysis.attribution import DirectLogitAttribution
+from glassformer.analysis.attribution.parts_of_effects import SourceEffects, by_key
+from glassformer.analysis.attribution.target import aim
 from glassformer.analysis.components import head_labels
-from glassformer.analysis.frozen._pull_back import pull_back
-from glassformer.analysis.heads import _roles as roles
+from glassformer.analysis.frozen.directions import pull_back
+from glassformer.analysis.heads import roles
 from glassformer.analysis.places import places
-from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
+from glassformer.analysis.reports.explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.provenance import Note

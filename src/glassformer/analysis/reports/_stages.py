@@ -1,7 +1,6 @@
 """The way from text to probabilities in numbers: shapes, and norms at the position that is explained."""
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -9,11 +8,12 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
-from glassformer.analysis.reports._explanation import Stage
+from glassformer.analysis.reports.explanation import Stage
 from glassformer.attention import AttentionLayer
 from glassformer.models import ModelLike
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.mlp import MlpLayer
+from glassformer.numerics.distributions import entropy_bits
 from glassformer.words import Sentence, listed, sentence
 
 
@@ -69,7 +69,7 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     found.append(
         Stage("logits", sentence("logits"), {"batch": 1, "pos": n, "vocab": outputs}, numbers, _unembedding(model))
     )
-    surprise = -float((log_probs.exp() * log_probs).nan_to_num(0.0).sum()) / math.log(2)
+    surprise = float(entropy_bits(log_probs))
     numbers = {sentence("largest"): float(log_probs.max().exp()), sentence("entropy bits"): surprise}
     numbers[sentence("effective choices")] = 2**surprise
     next_tokens = model.predicts_next and model.one_vocabulary()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run
-from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for
-from glassformer.analysis.from_weights._virtual_weights import Port, ports
+from glassformer.analysis.from_weights.ports import Port, ports
+from glassformer.analysis.from_weights.selection import LeftOut, by_head, layers_for
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.arguments import Count, Several
@@ -166,7 +166,7 @@ def bandwidth(model: WeightsLike) -> Bandwidth:
     found = _both(w)
     rows = w.U.new_empty(len(found), len(MEASURES), dtype=wide(w.U).dtype)
     for at, stack in _alike(found):
-        rows[at] = dimensions(decompositions.singular_values(_core(stack)))
+        rows[at] = decompositions.dimensions(decompositions.singular_values(_core(stack)))
     coords = {"component": [port.label for port in found], "measure": MEASURES}
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
@@ -334,7 +334,7 @@ def stream_dimensions(
             continue
         for label, rows in groups.items():
             labels.append(label)
-            found.append(dimensions(decompositions.singular_values(rows - rows.mean(0)))[2])
+            found.append(decompositions.dimensions(decompositions.singular_values(rows - rows.mean(0)))[2])
             n = len(rows)
     if not found:
         raise AnalysisUnavailable(
@@ -360,20 +360,6 @@ def joint_pca(model: WeightsLike) -> JointPca:
     share = torch.where(values > 1e-12 * values[0], embed / values, torch.nan)
     ratio = float(values.sum().square() / values.square().sum())
     return JointPca(Labelled(values / values.sum(), ("direction",)), Labelled(share, ("direction",)), ratio)
-
-
-def dimensions(singular: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch measure"]:
-    """Return rank, rank of 99 % of the energy, and participation ratio of spectra, zeros for a zero matrix.
-
-    Args:
-        singular: Singular values, falling.
-    """
-    energy = singular.square()
-    total = energy.sum(-1, keepdim=True)
-    rank = (singular > singular[..., :1] * singular.shape[-1] * torch.finfo(singular.dtype).eps).sum(-1)
-    most = (energy.cumsum(-1) < 0.99 * total).sum(-1) + 1
-    ratio = total[..., 0].square() / energy.square().sum(-1)
-    return torch.stack((rank.to(singular), most.to(singular), ratio), -1).where(total > 0, 0)
 
 
 def _both(w: HeadWeights) -> list[Port]:

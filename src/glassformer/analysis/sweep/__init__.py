@@ -1,7 +1,9 @@
 """The engine of interventions: many edits of one run side by side, and what is measured of each."""
 
 from glassformer.analysis.sweep._engine import sweep as sweep
-from glassformer.analysis.sweep._metrics import (
+from glassformer.analysis.sweep._plain_loop import one_by_one as one_by_one
+from glassformer.analysis.sweep._result import Sweep as Sweep
+from glassformer.analysis.sweep.metrics import (
     NAMES as NAMES,
     Metric as Metric,
     accuracy as accuracy,
@@ -15,10 +17,8 @@ from glassformer.analysis.sweep._metrics import (
     probability as probability,
     token_loss as token_loss,
 )
-from glassformer.analysis.sweep._plain_loop import one_by_one as one_by_one
-from glassformer.analysis.sweep._plan import (
+from glassformer.analysis.sweep.plan import (
     Donor as Donor,
     Plan as Plan,
     grid as grid,
 )
-from glassformer.analysis.sweep._result import Sweep as Sweep

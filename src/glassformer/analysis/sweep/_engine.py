@@ -23,9 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
-from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep._plain_loop import one_by_one
-from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import Prefix
 from glassformer.analysis.sweep._resolve import asked, joined, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
@@ -33,6 +31,8 @@ from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
+from glassformer.analysis.sweep.metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
+from glassformer.analysis.sweep.plan import EditLike, Plan
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module

@@ -8,7 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.sweep._metrics import (
+from glassformer.analysis.sweep._resolve import asked, lend, resolved
+from glassformer.analysis.sweep._result import Sweep, result
+from glassformer.analysis.sweep._worlds import circle
+from glassformer.analysis.sweep.metrics import (
     Metric,
     MetricsLike,
     apply_metric,
@@ -16,10 +19,7 @@ from glassformer.analysis.sweep._metrics import (
     positions_of,
     stacked,
 )
-from glassformer.analysis.sweep._plan import EditLike, Plan
-from glassformer.analysis.sweep._resolve import asked, lend, resolved
-from glassformer.analysis.sweep._result import Sweep, result
-from glassformer.analysis.sweep._worlds import circle
+from glassformer.analysis.sweep.plan import EditLike, Plan
 from glassformer.arguments import checked
 from glassformer.models import ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take

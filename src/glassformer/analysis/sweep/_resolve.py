@@ -9,8 +9,8 @@ import torch
 
 from glassformer.analysis._run import run
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metrics
-from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
+from glassformer.analysis.sweep.metrics import Metric, MetricsLike, named_metrics
+from glassformer.analysis.sweep.plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Model, ModuleLike
 from glassformer.models.evaluation import evaluating

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from glassformer.analysis.sweep._metrics import Metric
-from glassformer.analysis.sweep._plan import Plan
+from glassformer.analysis.sweep.metrics import Metric
+from glassformer.analysis.sweep.plan import Plan
 from glassformer.labelled import Labelled, Result
 
 

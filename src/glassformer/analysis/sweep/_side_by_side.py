@@ -17,15 +17,15 @@ from torch import Tensor
 
 from glassformer.analysis._run import output_logits
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep._metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep._plain_loop import Loop
-from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import PASS_BYTES
 from glassformer.analysis.sweep._resolve import joined
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import worthwhile
 from glassformer.analysis.sweep._worlds import Worlds, localised
+from glassformer.analysis.sweep.metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
+from glassformer.analysis.sweep.plan import EditLike, Plan
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
 from glassformer.models.reading import Inputs

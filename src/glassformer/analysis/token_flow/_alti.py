@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.frozen._mixing import Unit, flow_sites
 from glassformer.analysis.question import question
+from glassformer.analysis.token_flow._mixing import Unit, flow_sites
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
 
 

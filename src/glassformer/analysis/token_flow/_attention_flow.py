@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 
 from glassformer.analysis._run import text_position
-from glassformer.analysis.frozen._mixing import flow_sites, has_source
 from glassformer.analysis.question import question
+from glassformer.analysis.token_flow._mixing import flow_sites, has_source
 from glassformer.analysis.token_flow._rolling import TokenFlow
 from glassformer.analysis.token_flow._rollout import rollout
 from glassformer.labelled import Labelled, Result

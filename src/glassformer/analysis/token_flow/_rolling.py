@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._mixing import Unit, flow_sites, has_source, position_labels, token_row, units
+from glassformer.analysis.places import position_labels
+from glassformer.analysis.token_flow._mixing import Unit, flow_sites, has_source, token_row, units
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 

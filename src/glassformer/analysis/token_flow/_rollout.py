@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from glassformer.analysis.frozen._mixing import Moves, Unit, flow_sites, has_source, require_rows
 from glassformer.analysis.question import question
+from glassformer.analysis.token_flow._mixing import Moves, Unit, flow_sites, has_source, require_rows
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
 from glassformer.errors import AnalysisUnavailable
 

@@ -18,18 +18,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.frozen._mixing import (
+from glassformer.analysis.places import position_labels, text_positions
+from glassformer.analysis.question import question
+from glassformer.analysis.token_flow._mixing import (
     NUMBERS_AT_ONCE,
     Moves,
     Unit,
     flow_sites,
     has_source,
-    position_labels,
     token_row,
     units,
 )
-from glassformer.analysis.places import text_positions
-from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
 

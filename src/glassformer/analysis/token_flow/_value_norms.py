@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.frozen._mixing import Moves, flow_sites, position_labels, token_row, units
+from glassformer.analysis.places import position_labels
 from glassformer.analysis.question import question
+from glassformer.analysis.token_flow._mixing import Moves, flow_sites, token_row, units
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions

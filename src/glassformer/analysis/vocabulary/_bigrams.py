@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.from_weights._selection import names_of_both, token_choice
+from glassformer.analysis.from_weights.selection import names_of_both, token_choice
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
 from glassformer.data.text.counts import BigramModel

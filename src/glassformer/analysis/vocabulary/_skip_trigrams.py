@@ -26,7 +26,7 @@ from torch import Tensor
 
 from glassformer import figures, weights
 from glassformer.analysis._run import run
-from glassformer.analysis.from_weights._selection import (
+from glassformer.analysis.from_weights.selection import (
     LeftOut,
     layers_for,
     names_of,

@@ -24,7 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer import figures, weights
-from glassformer.analysis.from_weights._selection import (
+from glassformer.analysis.from_weights.selection import (
     LeftOut,
     labels_of,
     layers_for,
@@ -32,7 +32,7 @@ from glassformer.analysis.from_weights._selection import (
     output_choice,
     token_choice,
 )
-from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
+from glassformer.analysis.from_weights.token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._ranked import ranked_panels

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from glassformer.analysis.reports import Circuits
-from glassformer.analysis.reports._circuits_document import HeadCircuits, StrongestPairs
+from glassformer.analysis.reports.circuits_document import HeadCircuits, StrongestPairs
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, context_of, section, table, tables, visible
 from glassformer.words import listed, spoken, spoken_each
 

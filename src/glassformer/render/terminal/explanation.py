@@ -13,10 +13,10 @@ from rich.text import Text
 
 from glassformer.analysis.attribution import DirectLogitAttribution
 from glassformer.analysis.heads import HeadScores
-from glassformer.analysis.heads._roles import ROLES
+from glassformer.analysis.heads.roles import ROLES
 from glassformer.analysis.lens import Lens
 from glassformer.analysis.reports import Explanation
-from glassformer.analysis.reports._explanation import (
+from glassformer.analysis.reports.explanation import (
     Candidate,
     Contribution,
     HeadFacts,

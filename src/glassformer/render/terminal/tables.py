@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.analysis.reports._model_facts import ModelFacts
+from glassformer.analysis.reports.model_facts import ModelFacts
 from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Coordinate, Labelled, Result, spaced

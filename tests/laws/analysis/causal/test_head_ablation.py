@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis.causal import ablate, ablate_each, before_after
-from glassformer.analysis.heads._roles import heads
+from glassformer.analysis.heads.roles import heads
 from glassformer.analysis.losses import losses_of
 from glassformer.attention import QueryKeyOnly
 from glassformer.data import Batch

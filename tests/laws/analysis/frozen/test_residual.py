@@ -7,7 +7,7 @@ from hypothesis import given
 from glassformer.analysis import Run, run
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen import write_projections, write_shares, write_sources, writes
-from glassformer.analysis.frozen._writes import residual_sites
+from glassformer.analysis.frozen.addends import residual_sites
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from glassformer.testing import close

@@ -8,7 +8,7 @@ import torch
 from glassformer.analysis import run
 from glassformer.analysis.heads import evaluate_heads, find_pattern, head_roles, head_scores
 from glassformer.analysis.heads._evaluate import prefix_mask, settings_of
-from glassformer.analysis.heads._roles import ROLES, role_masks
+from glassformer.analysis.heads.roles import ROLES, role_masks
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp

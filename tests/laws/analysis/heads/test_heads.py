@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from glassformer.analysis import run
 from glassformer.analysis.heads import head_roles, head_scores
-from glassformer.analysis.heads._roles import ROLES, heads, repeated_inputs, repeated_tokens, role_masks
+from glassformer.analysis.heads.roles import ROLES, heads, repeated_inputs, repeated_tokens, role_masks
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.handmade import induction_model, repeated

@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 
 from glassformer.analysis import run
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank
 from glassformer.errors import SiteNotRead
 from glassformer.handmade import induction_model, repeated
+from glassformer.numerics.distributions import entropy_bits, kl_bits, rank
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, subject
 

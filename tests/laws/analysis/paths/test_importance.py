@@ -9,9 +9,9 @@ from hypothesis import given
 
 from glassformer.analysis import run
 from glassformer.analysis.frozen import frozen_edits
-from glassformer.analysis.frozen._stack import steps_of
 from glassformer.analysis.paths import Importance, expand_paths, importance
 from glassformer.analysis.paths._importance import World, order_worlds, sweep, term_counts
+from glassformer.analysis.paths._steps import steps_of
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model

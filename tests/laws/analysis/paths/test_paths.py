@@ -12,9 +12,9 @@ from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen import frozen_edits
-from glassformer.analysis.frozen._stack import steps_of
 from glassformer.analysis.paths import expand_paths, path_sources, paths, source_map
 from glassformer.analysis.paths._importance import order_worlds, sweep, term_counts
+from glassformer.analysis.paths._steps import steps_of
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, keep_in_mind, repeated, skip_trigram_model, virtual_head_model
 from glassformer.testing import close

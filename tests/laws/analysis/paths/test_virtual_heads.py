@@ -8,9 +8,9 @@ from hypothesis import given
 
 from glassformer import weights
 from glassformer.analysis import run
-from glassformer.analysis.frozen._stack import step_sites, steps_of
 from glassformer.analysis.paths import composed_pattern, expand_paths, virtual_copying, virtual_heads
 from glassformer.analysis.paths._importance import order_worlds, sweep
+from glassformer.analysis.paths._steps import step_sites, steps_of
 from glassformer.analysis.paths._virtual_heads import pair_contributions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import repeated, virtual_head_model

@@ -7,10 +7,10 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, handmade, weights
-from glassformer.analysis.from_weights._virtual_weights import ports
+from glassformer.analysis.from_weights.ports import ports
 from glassformer.analysis.subspaces import _subspaces as subspaces
-from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable
+from glassformer.numerics.decompositions import dimensions
 from glassformer.testing import close
 from glassformer.testing.models import subject
 

@@ -8,8 +8,8 @@ from hypothesis import given
 
 from glassformer.analysis import Run, run
 from glassformer.analysis.cards import card_of
-from glassformer.analysis.frozen._mixing import Unit, flow_sites, units
 from glassformer.analysis.token_flow import alti, information_flow_routes, rollout, value_norms
+from glassformer.analysis.token_flow._mixing import Unit, flow_sites, units
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, repeated

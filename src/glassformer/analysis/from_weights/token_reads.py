@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.from_weights._positional import positional_heads
-from glassformer.analysis.from_weights._selection import values_of
+from glassformer.analysis.from_weights.selection import values_of
 from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
 from glassformer.numerics.precision import wide_copy

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch

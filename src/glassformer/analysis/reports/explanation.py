@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.reports._model_facts import ModelFacts
+from glassformer.analysis.reports.model_facts import ModelFacts
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import role_of
 

@@ -7,7 +7,7 @@ samples.txt; it returns nothing where it is not defined for the model.
 from collections.abc import Sequence
 from typing import Any
 
-from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.heads.roles import head_scores
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data import Data, Tokenizer
 from glassformer.errors import AnalysisUnavailable

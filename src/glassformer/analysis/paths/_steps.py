@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import head_labels, vector_sites
-from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.components import head_labels, require_pattern, vector_sites
+from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
-from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Unembedding
 
@@ -307,17 +307,6 @@ def require_steps(model: ModelLike, analysis: str) -> None:
         if (part := layer.self_attention) is not None:
             require_pattern(part, analysis)
             _require_linear_values(part, analysis)
-
-
-def require_pattern(part: AttentionLayer, analysis: str) -> None:
-    """Raise `NoPattern` unless mixed values are a pattern times values, up to a scale."""
-    linear = part.traits.linear_in_value
-    if linear not in ("exact", "scaled"):
-        raise NoPattern(
-            f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
-            "has no pattern that multiplies values.\n"
-            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
-        )
 
 
 def _require_linear_values(part: AttentionLayer, analysis: str) -> None:

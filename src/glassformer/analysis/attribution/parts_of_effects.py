@@ -15,10 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.attribution._direct_logit_attribution import aim, aim_sites
-from glassformer.analysis.components import head_labels
-from glassformer.analysis.frozen._pull_back import PulledDirections, Write, pull_back
-from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.attribution.target import aim, aim_sites
+from glassformer.analysis.components import head_labels, require_pattern
+from glassformer.analysis.frozen.directions import PulledDirections, Write, pull_back
 from glassformer.analysis.places import Answers, Places, Positions, key_labels, labelled_at, places
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import head_labels
-from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
-from glassformer.labelled import Coordinate
 from glassformer.models import ModelLike, SubLayer, require_model
 
 # vectors held at once while a unit is split: about 64 MiB in float32
@@ -191,11 +190,6 @@ def _attentions(model: ModelLike, analysis: str, stack: str | None) -> list[Atte
 def token_row(run: Run, stack: str) -> list[str]:
     """Return the tokens of a stack's positions, of a run of one prompt."""
     return run.source_tokens if stack == "encoder" else run.tokens
-
-
-def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:
-    """Return what positions are called in results: index and token."""
-    return [f"{before}{i}:{token}" for i, token in enumerate(tokens)]
 
 
 def has_source(model: ModelLike, stack: str | None) -> bool:

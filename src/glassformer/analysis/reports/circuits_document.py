@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from glassformer.analysis.learning._in_context import InContextLearning
-from glassformer.analysis.reports._model_facts import ModelFacts
+from glassformer.analysis.learning import InContextLearning
+from glassformer.analysis.reports.model_facts import ModelFacts
 from glassformer.labelled import Labelled, Result
 
 FORMAT, VERSION = "glassformer.circuits", 1

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from glassformer.analysis.heads import _roles as roles
+from glassformer.analysis.heads import roles
 from glassformer.models import ModelLike
 
 
