@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+from glassformer.docstrings import docstring_of
 from glassformer.errors import WrongArgument, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +96,10 @@ _SHOWN = 60
 
 
 def checked(function: F) -> F:
-    """A function, or a dataclass, that refuses arguments its signature does not allow by `WrongArgument`."""
+    """A function, or a dataclass, that refuses arguments its signature does not allow by `WrongArgument`.
+
+    Its docstring describes parameters that mean the same everywhere, if it leaves them out.
+    """
     if isinstance(function, type):
         made: Any = function
         made.__init__ = checked(made.__init__)
@@ -106,6 +110,7 @@ def checked(function: F) -> F:
         check(function, args, kwargs)
         return function(*args, **kwargs)
 
+    called.__doc__ = docstring_of(function)
     return cast(F, called)
 
 

@@ -21,7 +21,9 @@ from torch import nn
 from glassformer.analysis._run import Run, run
 from glassformer.analysis.cards import CARDS, Card, Held, Of, Reads
 from glassformer.analysis.origin import bound
+from glassformer.analysis.parameters import parameters_of
 from glassformer.arguments import check
+from glassformer.docstrings import docstring_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
 from glassformer.provenance import gathered, is_gathering
@@ -92,6 +94,7 @@ def question(
                 found = answer(*args, **kwargs)
             return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found
 
+        analysis.__doc__ = docstring_of(function, parameters_of(card))
         return analysis
 
     return register

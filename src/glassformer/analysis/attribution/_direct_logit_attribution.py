@@ -105,8 +105,6 @@ def direct_logit_attribution(
     Args:
         run: A forward pass that read `[direct_logit_attribution]`, or a model. If heads' writes were edited it also has
             to read `*.head_out`, which is preferred to `*.z` if it is there.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         answer: Token (text or id) whose logit is split: one, or ids with the axes `batch pos` of the result; one per
             row is one for all its positions. The likeliest next token of each position by default.
         against: Token whose logit is subtracted, likewise. Differences are free of the constant that logits are

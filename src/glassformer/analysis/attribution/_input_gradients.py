@@ -100,7 +100,6 @@ def input_gradients(
         text: Text or ids, one row; the source of an encoder-decoder.
         answer: Token whose logit is in question, or one per position; the likeliest next token by default.
         against: Token whose logit is subtracted, or one per position: why this and not that.
-        target: Text or ids of the decoder, for an encoder-decoder.
         positions: Positions whose next tokens are in question, `all` for a map of the whole sequence.
         method: `integrated`, `gradient_x_input` or `saliency`.
         metric: Logits (behind a cap, if the model caps them), or log-probabilities in nats.
@@ -111,7 +110,6 @@ def input_gradients(
         layers: Attribute to the stream entering each layer instead; an encoder's part is then its output.
         edit: Edits of the model under study, such as `frozen_edits(run)`.
         rows_at_once: Copies of the text in one pass.
-        report: Called with passes done and to do.
 
     Raises:
         AnalysisUnavailable: The model is not one of ours.

@@ -105,10 +105,7 @@ def source_effects(
 
     Args:
         run: A forward pass that read `[source_effects]`, and with a direction `final.norm`; or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_logit_attribution`, and so the next four.
-        against: Token whose logit is subtracted.
         direction: In place of tokens.
         position: One, several, or None for all.
         row: One, or None for all.
@@ -143,10 +140,7 @@ def neuron_effects(
 
     Args:
         run: A forward pass that read `[neuron_effects]`, and with a direction `final.norm`; or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_logit_attribution`, and so the next four.
-        against: Token whose logit is subtracted.
         direction: In place of tokens.
         position: One, several, or None for all; every position takes as many numbers as there are neurons.
         row: One, or None for all.

@@ -130,13 +130,11 @@ def long_context(
     Args:
         model: A decoder, or an encoder-decoder, whose decoder is measured.
         text: Text or ids, any number of rows of one length.
-        target: Text or ids of the decoder, for an encoder-decoder.
         sink: How many first keys count as sink.
         recent: How many last keys count as recent.
         last: Measure so many last queries; all by default that have room for both windows.
         block: Queries read at once.
         sink_above: Mean mass on the first key from which a head counts into the sink rate.
-        report: Called with queries read and to read.
 
     Raises:
         AnalysisUnavailable: No layer has scores and one pattern of weights; `effective_memory` may be defined.
@@ -187,6 +185,9 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
     """Effective memory of linear-attention heads: how fast they forget, in place of attention over distance.
 
     With decay d the weight of a key of age t is d^t times what query and key make of it.
+
+    Args:
+        model: A decoder or an encoder-decoder.
 
     Raises:
         AnalysisUnavailable: No layer is linear attention with a fixed decay, or with none.

@@ -45,7 +45,13 @@ def outcome(found: Sequence[Scored], bins: int = 15) -> Float[Tensor, " outcome"
 def calibration_error(
     confidence: Float[Tensor, " token"], right: Float[Tensor, " token"], bins: int = 15
 ) -> Float[Tensor, ""]:
-    """The expected calibration error: mean distance of accuracy and confidence, bins weighted by tokens."""
+    """The expected calibration error: mean distance of accuracy and confidence, bins weighted by tokens.
+
+    Args:
+        confidence: Probability of the likeliest token.
+        right: Whether it is the one that came, 1 or 0.
+        bins: Into how many of equal width confidence is sorted.
+    """
     # no integer stands for NaN, which makes the sum NaN from whatever bin it falls into
     at = (confidence * bins).nan_to_num().long().clamp_max(bins - 1)
     # within a bin the share cancels the count that the means divide by

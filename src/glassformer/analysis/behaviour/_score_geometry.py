@@ -104,9 +104,6 @@ def score_geometry(
     count for each of them. All texts of a batch count together, and padding does not.
 
     Args:
-        run: A forward pass that read `[score_geometry]`, or a model.
-        text: What the model reads, if it is a model: texts, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         length: Positions that count as trained: a pair is beyond if its query or its key is. By default the longest
             row of its training if that is known, else the longest text that it is meant for, `max_len` of its config,
             which no text goes beyond.

@@ -93,7 +93,6 @@ def short_circuit(
         novel: Rows of text the model was not trained on.
         sets: Layers to short-circuit together, by name; each layer alone and the last ones by default.
         rows: Sequences regenerated at a time.
-        report: Called with (done, total) after each set.
 
     Raises:
         AnalysisUnavailable: The model is no decoder, or a layer named has no attention.
@@ -180,6 +179,12 @@ def regenerate(
 
     Positions of edits are those of the whole text. Functions are handed the tokens that a step reads: the prefix, then
     one after the other.
+
+    Args:
+        model: A decoder.
+        prefixes: Ids to go on from, all of one length.
+        new: How many tokens.
+        edit: Edits, made at every step.
 
     Raises:
         AnalysisUnavailable: The model is no decoder.

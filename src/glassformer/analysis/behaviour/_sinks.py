@@ -105,7 +105,6 @@ def attention_sinks(
         window: Last keys seen under a window, the query's own included.
         first: First keys kept beside a window; also how many neutral tokens are put in front.
         neutral: A token that means nothing in particular; by default one drawn at random that is no special token.
-        report: Called with passes done and to do.
 
     Raises:
         AnalysisUnavailable: The model is no decoder, or no layer has scores of keys and one pattern: then nothing has

@@ -72,10 +72,7 @@ def rank_of_stream(
     Args:
         model: A decoder or an encoder-decoder, any mechanism and wiring.
         inputs: Texts, or rows of ids of one length; give several, the spread is over them.
-        target: Text or ids of the decoder, for an encoder-decoder.
-        stack: `encoder` or `decoder` of a model that has two; the decoder by default.
         initial: Seed of freshly drawn weights to compare with; None for none.
-        report: Called with passes done and to do.
 
     Raises:
         ShapeMismatch: No input.
@@ -124,7 +121,11 @@ def rank_of_stream(
 
 
 def residual_ratio(x: Float[Tensor, "pos d_model"]) -> Float[Tensor, ""]:
-    """Return `|res X| / |X|`; 0 if all rows are equal, 0 for a stream of zeros."""
+    """Return `|res X| / |X|`; 0 if all rows are equal, 0 for a stream of zeros.
+
+    Args:
+        x: The stream at one place.
+    """
     size = _norm(x)
     return _norm(x - x.mean(0)) / size if bool(size > 0) else size
 

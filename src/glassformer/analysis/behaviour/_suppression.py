@@ -105,14 +105,12 @@ def suppression(
     """Examine what the last layers of a model do to the right answer.
 
     Args:
-        model: A decoder or an encoder-decoder.
         inputs: Batches, texts, or rows of ids, one or several at a time and of any lengths; their next tokens are the
             answers.
         last: How many last layers are examined.
         value: What takes the place of a part that is taken out: `mean` over these inputs, or `zero`.
         frequencies: Of all tokens, in any unit; counted in these inputs by default.
         only_correct: Count only tokens that the model puts first. It biases what is found: such answers can only lose.
-        report: Called with passes done and to do.
 
     Raises:
         ShapeMismatch: No input, or no such number of layers.

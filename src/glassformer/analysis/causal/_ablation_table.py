@@ -144,11 +144,6 @@ def ablation_table(
         positions: Where parts are replaced; everywhere by default.
         draws: Times each value is resampled, from different prompts.
         seed: Source of the order in which prompts lend each other values; none lends to itself.
-        target: What an encoder-decoder's decoder reads.
-        rows: As in `sweep`.
-        memory: As in `sweep`.
-        report: Called with (ablations done, ablations in all).
-        save_to: As in `sweep`.
 
     Raises:
         AnalysisUnavailable: There is no such part or kind, or a mean over all positions of a pattern is asked for.

@@ -127,9 +127,16 @@ def ablate_each(
     norms: Norms = "live",
     report: Report | None = None,
 ) -> Ablation:
-    """Ablate each head by itself: all of them, or those chosen; arguments and errors as in `ablate`.
+    """Ablate each head by itself: all of them, or those chosen; errors as in `ablate`.
 
-    `report` is called as it goes with passes done and in all: one for every head and batch.
+    Args:
+        model: A decoder, an encoder or an encoder-decoder.
+        inputs: As in `ablate`.
+        chosen: Labels of heads; all by default.
+        kind: Whether later patterns react.
+        value: What takes the place of a head's write.
+        norms: Whether the scales of norms react.
+        report: Called with passes done and passes in all: one for every head and batch.
     """
     labels = [head.label for head in heads(model)] if chosen is None else list(chosen)
     return _ablate(model, {label: _find(model, [label]) for label in labels}, inputs, kind, value, norms, report)

@@ -207,10 +207,6 @@ def patch(
             them otherwise.
         direction: Which run the values are put into.
         least_gap: See `Patched`.
-        rows: As in `sweep`.
-        memory: As in `sweep`.
-        report: Called with (entries done, entries in all).
-        save_to: As in `sweep`.
 
     Raises:
         DataError: There are no pairs, or some do not fit the model.

@@ -197,7 +197,6 @@ def causal_trace(
         model: A decoder, an encoder-decoder, or a module whose spec says what it is made of.
         inputs: One prompt: text or ids.
         subject: A part of the text (its first occurrence), or positions.
-        answer: The next token asked about; by default the one the model finds likeliest.
         wrong: The token the logit difference compares with; by default the likeliest other one when corrupted.
         kinds: What to restore: `state`, `mlp`, `attn`, and the severed `state_without_mlp`, `state_without_attn`. By
             default the first three, as far as the model has them.
@@ -207,11 +206,6 @@ def causal_trace(
         deviation: That unit, for prompts that are to share one (`subject_deviation`); the prompt's own by default.
         seed: Source of the noise; it is the same for every state.
         stack: In an encoder-decoder, where the subject lies: `encoder` (default) or `decoder`.
-        target: What an encoder-decoder's decoder reads.
-        rows: As in `sweep`.
-        memory: As in `sweep`.
-        report: Called with (states done, states in all).
-        save_to: As in `sweep`.
 
     Raises:
         TextError: The subject is not in the text.
@@ -274,7 +268,13 @@ def causal_trace(
 def subject_deviation(
     model: ModuleLike, subjects: Several[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
-    """The standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
+    """The standard deviation of all numbers in the token vectors of some subjects.
+
+    Args:
+        model: One of ours, or a module whose spec says what it is made of.
+        subjects: Ids of each subject.
+        stack: `encoder` or `decoder`, whose tokens these are; by default the first that the model has.
+    """
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]
@@ -285,6 +285,9 @@ def subject_deviation(
 @checked
 def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
     """Average the traces of several prompts by role: before, first, middle and last subject token, next, further, last.
+
+    Args:
+        traces: Of one model, with the same kinds and window.
 
     Raises:
         ShapeMismatch: There are none, or they differ in kinds, layers or window.

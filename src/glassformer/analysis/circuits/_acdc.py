@@ -134,7 +134,6 @@ def acdc(
     """Find a circuit by greedy pruning.
 
     Args:
-        model: A decoder or an encoder-decoder.
         pairs: The prompts the circuit is for, and those where the writes on cut edges come from: `(clean, corrupt)`, a
             `Contrast`, or `Pairs`.
         metric: What the circuit must not lose, larger being better (`logit_difference`); by default KL divergence from
@@ -146,7 +145,6 @@ def acdc(
         candidates: Keep only so many edges to begin with, those with the largest attribution patching scores of the
             metric (of the likeliest next token's logit where the cost is a KL divergence, whose gradient is zero at the
             clean run).
-        report: Called with (edges decided, edges in all).
 
     Raises:
         AnalysisUnavailable: The model is not one of ours, or a mechanism has no values.
@@ -167,7 +165,15 @@ def acdc_curve(
     candidates: int | None = None,
     report: Report = None,
 ) -> AcdcCurve:
-    """Find a circuit for each of several thresholds; arguments and errors as in `acdc`."""
+    """Find a circuit for each of several thresholds; errors as in `acdc`.
+
+    Args:
+        pairs: As in `acdc`.
+        metric: What a circuit must not lose, as in `acdc`.
+        thresholds: By how much the cost may rise per edge, a circuit for each.
+        absolute: Count a falling cost like a rising one, as in `acdc`.
+        candidates: Keep only so many edges to begin with, as in `acdc`.
+    """
     runs = _prepared(model, pairs, metric)
     found: list[Acdc] = []
     for done, threshold in enumerate(thresholds):

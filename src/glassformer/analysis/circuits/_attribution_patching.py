@@ -181,14 +181,11 @@ def attribute_nodes(
     """Estimate what patching each sender would do.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         metric: A differentiable metric of the logits; by default what the answers of the pairs are for.
         gradient_at: `clean` or `corrupt`: at that run. `inputs`: averaged over `steps` points on the way between the
             two runs' inputs to the stream. `activations`: averaged over points between what the sender itself writes in
             both, all else clean; in the limit of many steps that is the exact effect, at a pass per sender and step.
         steps: How many points.
-        report: Called with (passes done, in all).
 
     Raises:
         AnalysisUnavailable: The metric does not depend differentiably on the logits.
@@ -226,14 +223,11 @@ def attribute_edges(
     """Estimate what patching each edge would do: edge attribution patching.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         metric: A differentiable metric of the logits; by default what the answers of the pairs are for.
         gradient_at: `clean` or `corrupt`: at that run, for two forward passes and a backward one. `inputs`: averaged
             over `steps` points on the way from the corrupt to the clean inputs of the stream, the clean one included.
             An edge has no `activations` of its own.
         steps: How many points.
-        report: Called with (gradients done, in all).
 
     Raises:
         AnalysisUnavailable: The metric does not depend differentiably on the logits, or gradients are asked for that

@@ -116,18 +116,14 @@ def faithfulness(
     """Measure how faithful, complete and minimal a circuit is.
 
     Args:
-        model: A decoder or an encoder-decoder.
         pairs: The prompts the circuit is for, and those from which `corrupt` and `mean` take what stands on cut edges:
             `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         circuit: Its members: labels of senders (then all edges between them are in it), or edges as pairs of labels.
-        metric: A metric of the logits; by default what the answers of the pairs are for.
         always: Kinds of senders that belong to a circuit of nodes without being listed, among `embed`, `mlp`, `source`,
             `head`.
         off: What stands on cut edges.
         knockouts: Sets of members to take out of circuit and model alike; a number draws so many at random, each member
             with even odds. By default each member by itself.
-        seed: Of the draw.
-        report: Called with (circuits run, in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender or edge, or nodes and edges are mixed.

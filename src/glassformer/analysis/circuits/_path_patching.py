@@ -147,16 +147,11 @@ def path_patching(
     is patched is the direct path alone.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
-        metric: A metric of the logits, or a function of logits `world batch pos vocab`; by default what the answers of
-            the pairs are for.
         senders: Labels (`L0H1`, `L0 mlp`, `embed`), or groups of labels patched together; by default each sender that
             comes before a receiver.
         receivers: `logits`, `L1H6.q`, `L1H6.k`, `L1H6.v`, `L1H6.gate`, `L1 mlp.in`; several are patched together.
         mlps: Whether MLPs between sender and receiver are frozen, or recomputed from what reaches them.
         norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
-        report: Called with (senders done, senders in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender or receiver.
@@ -197,12 +192,8 @@ def sender_effects(
     """Split what each sender does into its direct effect on the logits and what goes through others.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
-        metric: As in `path_patching`.
         senders: Labels; all by default.
         norm: Whether the final norm is live or frozen in the direct effect; in the total effect norms are live.
-        report: Called with (passes' worlds done, in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender.
@@ -243,12 +234,8 @@ def edge_effects(
     """Patch single edges, each by itself.
 
     Args:
-        model: A decoder or an encoder-decoder.
-        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
-        metric: As in `path_patching`.
         edges: Pairs of labels; all edges by default.
         norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
-        report: Called with (edges done, edges in all).
 
     Raises:
         AnalysisUnavailable: There is no such edge.

@@ -157,7 +157,6 @@ def composition(
             at worst in float32 (1e-6 is usual). Default: in float64, in post-norm models, and in models so small that
             it is no more work.
         draws: Random pairs of heads drawn for each shape, at least; 0 for none.
-        seed: Of the random matrices.
         budget: Bytes of Gram matrices held at a time.
 
     Raises:

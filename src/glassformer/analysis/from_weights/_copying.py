@@ -107,10 +107,8 @@ def copying(
     """Score heads by the eigenvalues of their full OV circuits.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         heads: Labels; by default all heads of the stack that ends in the logits for which it is defined.
         sums: Sets of heads whose circuits are added before the eigenvalues are taken; called `L1H4+L1H10`.
-        tokens: Ids that count, as sources and as outputs (leave out those never trained); all by default.
 
     Raises:
         AnalysisUnavailable: A named head, or every head, has no OV circuit that ends in the logits; or these are not
@@ -162,10 +160,8 @@ def copying_rates(
     """Score heads by how the diagonal of their full OV circuit stands out from its row.
 
     Args:
-        model: As for `copying`.
         heads: As for `copying`.
         k: Ranks to count.
-        tokens: As for `copying`.
         rows: How many tokens to look at, evenly spread over the vocabulary; None for all of them.
 
     Raises:

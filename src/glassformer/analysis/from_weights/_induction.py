@@ -190,7 +190,6 @@ def induction_circuits(
     """Look for induction circuits in weights, running no text.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         through: What layers read of a token: its vector alone (`token`, the paper's), or also what MLPs, and heads that
             by position alone attend to the token itself, wrote where it stands (`stream`).
         tokens: Ids that count; by default all, or 8192 evenly spread over a larger vocabulary.
@@ -198,7 +197,6 @@ def induction_circuits(
         most: Eigenvalues of pairs, the costly part, are taken for so many earlier heads: those with the highest
             `previous` (`duplicate` for pointers). The trace is there for all.
         draws: As for `composition`.
-        seed: As for `composition`.
         scales: What norms of queries and keys divided by on some text, `query_key_scales(run)`: each head's geometric
             mean brings its circuits to units of scores there. By default ones; it changes no ratio.
 
@@ -268,7 +266,6 @@ def matching_trace(
         through: As for `induction_circuits`.
         tokens: As for `induction_circuits`.
         offsets: As for `induction_circuits`.
-        seed: Of the random tokens.
 
     Raises:
         AnalysisUnavailable: As for `induction_circuits`.

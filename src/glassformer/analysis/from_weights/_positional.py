@@ -104,7 +104,6 @@ def positional_heads(
     Behind the first layer queries and keys read more than token and position vectors: this is their direct path.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         heads: Labels; by default all self-attention heads that know positions.
         length: Positions to look at; the model's context by default, at most 256.
         offsets: How many offsets to score, from 0 on.
@@ -140,13 +139,24 @@ def positional_heads(
 
 @checked
 def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
-    """The scores that position alone gives, scale included, no mask."""
+    """The scores that position alone gives, scale included, no mask.
+
+    Args:
+        w: The weights.
+        layer: The layer whose heads these are.
+        length: How many positions.
+    """
     return _parts(w, layer, length).scores()
 
 
 @checked
 def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
-    """Position bias: what distance alone adds to scores (ALiBi, relative bias), or zeros: `head query key`."""
+    """Position bias: what distance alone adds to scores (ALiBi, relative bias), or zeros: `head query key`.
+
+    Args:
+        layer: The layer whose heads these are.
+        length: How many positions.
+    """
     bias = layer.Q.new_zeros(len(layer.Q), length, length)
     if layer.module.positions.has_bias:
         context = make_context(1, length, bias.device, is_causal=True)
@@ -161,6 +171,9 @@ def offset_profile(model: WeightsLike, heads: Several[str] | None = None, *, off
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
     scores depend on both positions: see `positional_heads`.
+
+    Args:
+        offsets: How many offsets to score, from 0 on.
 
     Returns:
         Scores over `head offset`, centred over offsets.
@@ -213,9 +226,6 @@ def offset_scores(
     """Score heads by the offset they attend to on what was run; on random tokens, content plays no part.
 
     Args:
-        run: A forward pass that read `[offset_scores]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         offsets: How many offsets to score, from 0 on.
         first_query: First query that counts; `offsets` by default.
 

@@ -62,7 +62,6 @@ def virtual_weights(
     """Measure how strongly each component reads what each earlier one writes.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         writers: Labels as in `Port`; all by default.
         readers: Labels as in `Port`; all by default.
 
@@ -87,6 +86,10 @@ def virtual(model: WeightsLike, writer: str, reader: str) -> Factored:
 
     `virtual(model, "token", "unembed")` is the direct path, `virtual(model, "L0 mlp", "L1 mlp in").top()` the strongest
     pairs of neurons.
+
+    Args:
+        writer: Label of the component that writes, as in `Port`.
+        reader: Label of the one that reads.
 
     Raises:
         AnalysisUnavailable: There is no such component, or the reader does not come after the writer.

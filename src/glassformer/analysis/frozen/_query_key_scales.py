@@ -94,9 +94,6 @@ def query_key_scales(run: Any, text: Any = None, target: Any = None, *, row: int
 
     Args:
         run: A forward pass over whole documents (not packed) that read `[query_key_scales]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        row: Row of the batch.
 
     Raises:
         SiteNotRead: The run lacks a site.

@@ -91,8 +91,6 @@ def frozen_edits(
 
     Args:
         run: A forward pass that read `[frozen_edits]`, or a model; with one row it serves runs of any number of rows.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         patterns: Freeze patterns.
         scales: Freeze what norms divide by, those on mixed values included.
 
@@ -122,7 +120,6 @@ def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, s
         text: Text or ids, one row.
         a: Weight of x.
         b: Weight of y.
-        seed: Source of x and y.
 
     Raises:
         NoPattern: A mechanism has no pattern.

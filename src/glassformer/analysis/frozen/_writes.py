@@ -111,12 +111,8 @@ def writes(
     """Split the stream at one place and position into everything that wrote to it.
 
     Args:
-        run: A forward pass that read `[writes]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         site: A place in a residual stream, `blocks.2.resid_pre`; by default what the final norm reads.
         position: Which; negative ones count from the end of the row.
-        row: Row of the batch.
 
     Returns:
         Components `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …
@@ -155,11 +151,7 @@ def write_shares(
     """Write shares: how much of the stream each component is at every position; components are not kept.
 
     Args:
-        run: As for `writes`.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         site: As for `writes`.
-        row: Row of the batch.
     """
     site, stack = place_of(run, site)
     # squares of what float16 holds are more than it holds
@@ -190,12 +182,8 @@ def write_projections(
     """Write projections: what each component wrote along some directions of the stream; components are not kept.
 
     Args:
-        run: As for `writes`.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         directions: One direction, or one per row; they are taken as they are, not normalised.
         site: As for `writes`.
-        row: Row of the batch.
         labels: Names of the directions.
     """
     site, stack = place_of(run, site)
@@ -235,12 +223,8 @@ def write_sources(
     the stream's norm is left out, as it comes after the write has been added.
 
     Args:
-        run: A forward pass that read `[write_sources]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         label: A head of the stack that ends in the logits, `L1H3`.
         position: Which.
-        row: Row of the batch.
 
     Raises:
         SiteNotRead: The run lacks a site.

@@ -96,7 +96,6 @@ def evaluate_heads(
     Args:
         model: A decoder.
         text: Rows of ids. What is longer than the other rows is cut; if it is shorter, so is the unit.
-        seed: Source of the random tokens.
         n_sequences: Rows per setting.
         unit: Length of what is repeated; shorter if the context or the vocabulary has no room.
         repeats: How often it occurs.
@@ -186,9 +185,6 @@ def find_pattern(
     """Compare every head's pattern with a mask of where it should look.
 
     Args:
-        run: A forward pass that read `[find_pattern]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         mask: True where attention is expected; `query key`, or a mask per row. What it says of padding does not count.
         measure: `mass`, the share of all (absolute) attention that falls on the mask; or `closeness`, one less the
             mean distance of a query's row from the mask's: 1 where pattern and mask agree, down to -1.

@@ -129,12 +129,6 @@ def head_roles(
     In natural text few tokens occurred before, and what follows them is often predictable anyway: look at `positions`,
     and see `head_scores` for the standard test on random tokens.
 
-    Args:
-        run: A forward pass that read `[head_roles]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        stack: `encoder` or `decoder`, for a model that has two; the decoder by default.
-
     Raises:
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head of this stack has a pattern.
@@ -169,7 +163,6 @@ def head_scores(
 
     Args:
         model: A decoder, an encoder or an encoder-decoder.
-        seed: Source of the random tokens.
         n_sequences: Sequences in the one batch that is run.
         unit: Length of the unit; shorter if the context or the vocabulary has no room.
         repeats: How often it occurs.

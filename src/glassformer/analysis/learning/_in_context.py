@@ -65,14 +65,12 @@ def in_context_learning(
     """Measure loss by position and the in-context-learning score, with an interval by resampling rows.
 
     Args:
-        model: A decoder or an encoder-decoder.
         batches: Rows; or for a decoder texts or ids, one or several at a time. A position's mean is over the rows that
             reach it.
         early: Index of a token or a range of them; shares of the length by default, see `icl_places`.
         late: The same.
         level: Of the interval.
         resamples: Bootstrap samples of the rows.
-        seed: Source of the resampling.
 
     Raises:
         AnalysisUnavailable: The rows are too short, or nothing counts at one of the two places.

@@ -183,6 +183,9 @@ def phase_change(found: Trajectory) -> PhaseChange:
 
     Speeds are differences between neighbouring checkpoints, per unit of ln(tokens); step 0 is left out.
 
+    Args:
+        found: The run, measured at its checkpoints or as it was logged.
+
     Raises:
         AnalysisUnavailable: There are fewer than three checkpoints beside step 0.
     """

@@ -105,6 +105,9 @@ def history_of(given: Any) -> History:
 def read_history(folder: str | Path) -> History:
     """Read a run folder.
 
+    Args:
+        folder: What training wrote.
+
     Raises:
         RunFolderError: It is none, or damaged.
     """

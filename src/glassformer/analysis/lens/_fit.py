@@ -143,7 +143,6 @@ def lens_divergence(
         model: The model the lens was fitted for.
         lens: The tuned lens.
         batches: Held-out texts, as for `fit_tuned_lens`.
-        report: Called with (done, total) batches.
 
     Raises:
         CheckpointError: The lens belongs to another model.

@@ -111,8 +111,6 @@ def lens_grid(
 
     Args:
         run: A forward pass that read `[lens_grid]`, or the sites given; or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         answer: Tokens to follow: one, one per row, or ids `batch pos`; each position's likeliest next token by default.
         sites: Places of the stream in the order of the forward pass; the last one is what the others are compared
             with. All by default; those that a tuned lens has translators for, and the last, if one is given.

@@ -66,14 +66,6 @@ def logit_lens(
 ) -> Lens:
     """Read the stream after every layer through the final norm and the unembedding.
 
-    Args:
-        run: A forward pass that read `[logit_lens]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        answer: Token (text or id) to follow; the likeliest next token by default.
-        position: Position whose next token is in question.
-        row: Row of the batch.
-
     Raises:
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: The model is not one of ours, or its weights are not at hand.

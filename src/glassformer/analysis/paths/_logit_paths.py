@@ -112,13 +112,6 @@ def expand_paths(
     that pass different norms were divided by different scales.
 
     Args:
-        run: A forward pass that read `[expand_paths]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        answer: Token whose logit is split; the likeliest next token by default.
-        against: Token whose logit is subtracted.
-        position: Position whose next token is in question.
-        row: Row of the batch.
         max_order: Most heads a path may pass; None for all.
 
     Raises:
@@ -164,7 +157,11 @@ def paths(
     row: int = 0,
     max_order: Natural | None = 2,
 ) -> Iterator[Path]:
-    """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
+    """Yield the paths one by one, as they are found, in bounded memory; see `expand_paths`.
+
+    Args:
+        max_order: Most heads a path may pass; None for all.
+    """
     # no generator itself: what is wrong is said at the call, not at the first path
     return _terms(_ask(run, answer, against, position, "paths"), max_order)
 
@@ -194,14 +191,7 @@ def path_sources(
     the ones that start at `values bias`.
 
     Args:
-        run: As for `expand_paths`.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         heads: Labels, first head first; none for the direct path.
-        answer: As for `expand_paths`.
-        against: As for `expand_paths`.
-        position: As for `expand_paths`.
-        row: As for `expand_paths`.
 
     Raises:
         AnalysisUnavailable: An unknown head, or heads that cannot follow each other.
@@ -242,15 +232,6 @@ def source_map(
 
     A row sums to the head's direct contribution. In a one-layer model the rows, the direct path and the output biases
     are the whole logit.
-
-    Args:
-        run: As for `expand_paths`.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        answer: As for `expand_paths`.
-        against: As for `expand_paths`.
-        position: As for `expand_paths`.
-        row: As for `expand_paths`.
     """
     question = _ask(run, answer, against, position, "source_map")
     steps = question.steps

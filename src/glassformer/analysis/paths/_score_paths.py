@@ -97,12 +97,9 @@ def score_paths(
 
     Args:
         run: A forward pass over whole documents (not packed) that read `[score_paths]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         head: Label of a head in the stack that ends in the logits.
         query: One position only; negative ones count from the end.
         key: One position only.
-        row: Row of the batch.
 
     Raises:
         SiteNotRead: The run lacks a site.

@@ -95,8 +95,6 @@ def virtual_heads(
 
     Args:
         run: A forward pass over any number of rows that read `[virtual_heads]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         centred: Take the logit less the mean over the vocabulary, which softmax does not see.
         n_offsets: Distances of the composed patterns to report, from 0.
         top: Number of pairs whose composed pattern is looked at.
@@ -154,12 +152,8 @@ def composed_pattern(
     Rows sum to one where those of both heads do.
 
     Args:
-        run: As for `virtual_heads`.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         first: Label of the lower head.
         second: Label of the head that reads what it wrote.
-        row: Row of the batch.
     """
     pattern = _composed(steps_of(run, "composed_pattern"), (first, second))[0]
     labels = [f"{i}:{token}" for i, token in enumerate(run.tokens)]

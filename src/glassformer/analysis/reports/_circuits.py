@@ -88,7 +88,6 @@ def circuits(
         heads: Labels of the heads whose token pairs are listed; by default those that stand out.
         tokens: Ids that count in tables of tokens (leave out rare ones, see `frequent_tokens`); all by default.
         k: Entries per table.
-        seed: Source of random tokens and matrices.
         report: Called as it goes with steps done, steps in all and the analysis that is under way: one step each, but
             one for every head that is ablated.
 

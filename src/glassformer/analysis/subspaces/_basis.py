@@ -74,7 +74,6 @@ def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int =
         model: A decoder or an encoder-decoder; float64 shows it best.
         ids: A text or ids, or several, of any lengths.
         source: Those of the encoder, if there is one.
-        seed: Of the rotation.
     """
     changes: list[float] = []
     folded = weights.of(model, fold=True)
@@ -98,6 +97,9 @@ def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
     """Copies of matrices for a stream turned at random; the direction of the mean stays if a norm takes it out.
 
     Augmented weights are not taken: their constant coordinate is no direction of the stream.
+
+    Args:
+        w: The weights; they stay as they are.
 
     Raises:
         ShapeMismatch: The weights are augmented.
@@ -131,7 +133,12 @@ def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
 
 @checked
 def rotation(d_model: Count, seed: int = 0, *, keep_mean: bool = False) -> Float[Tensor, "d_model d_model"]:
-    """A uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
+    """A uniformly drawn orthogonal matrix, float64.
+
+    Args:
+        d_model: Width of the stream.
+        keep_mean: Leave (1, 1, …, 1) where it is.
+    """
     generator = torch.Generator().manual_seed(seed)
     size = d_model - keep_mean
     q, r = decompositions.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
@@ -169,9 +176,6 @@ def kurtosis(
 
     Args:
         run: A forward pass over many tokens that read `[kurtosis]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        seed: Of the rotation.
 
     Raises:
         SiteNotRead: The run lacks a site.

@@ -156,9 +156,6 @@ class JointPca(Result):
 def bandwidth(model: WeightsLike) -> Bandwidth:
     """Count the directions each component reads or writes.
 
-    Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
-
     Raises:
         AnalysisUnavailable: Post-norm blocks, as for `virtual_weights`.
     """
@@ -176,7 +173,6 @@ def overlaps(model: WeightsLike, components: Several[str] | None = None) -> Over
     """Compare the subspaces that components read and write.
 
     Args:
-        model: As for `bandwidth`.
         components: Labels as in `virtual_weights`; by default all heads' reads and writes.
 
     Raises:
@@ -210,7 +206,6 @@ def erasers(model: WeightsLike, *, k: Count = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
     Args:
-        model: As for `bandwidth`.
         k: Neurons per MLP.
 
     Raises:
@@ -251,11 +246,6 @@ def erasure(
 
     Norms: the stream is compared as read through the norm (its scale does not matter to a cosine), the writes as they
     are added but for the norm behind a sub-layer of a sandwich block.
-
-    Args:
-        run: A forward pass that read `[erasure]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         SiteNotRead: The run lacks a site.
@@ -314,8 +304,6 @@ def stream_dimensions(
 
     Args:
         run: A forward pass over many tokens, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         AnalysisUnavailable: Nothing of width d_model was read.
@@ -346,11 +334,7 @@ def stream_dimensions(
 
 @question("Which directions do embedding and unembedding share?", of="weights")
 def joint_pca(model: WeightsLike) -> JointPca:
-    """Find the directions that embedding and unembedding share, and those that one of them keeps to itself.
-
-    Args:
-        model: As for `bandwidth`.
-    """
+    """Find the directions that embedding and unembedding share, and those that one of them keeps to itself."""
     w = weights.matrices(model)
     sides = [torch.nn.functional.normalize(rows, dim=-1) for rows in (w.E, w.U.mT)]
     grams = [(rows.mT @ rows).double() for rows in sides]

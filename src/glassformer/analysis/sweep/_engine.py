@@ -67,15 +67,8 @@ def sweep(
         plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
             row `i` of the plan.
         metric: One metric or several, which keep the same axes. A plain function gets logits `world batch pos vocab`.
-        target: Text or ids of the decoder, for an encoder-decoder.
         base_edit: Edits of the base run and of every row, before the row's own.
-        rows: Rows per forward pass at most; by default what fits `memory`, and what is worth batching.
-        memory: Bytes for what is held at once besides the model and the base run; by default half of what is free on
-            an accelerator, and on a CPU a quarter of that, up to where a pass gets no faster.
         grad: Keep the graph, so that gradients flow to parameters and to what edits hold.
-        report: Called with (rows done, rows in all).
-        save_to: File for finished rows. A sweep that was interrupted goes on from it; the file of another sweep is
-            refused.
 
     Raises:
         UnknownSite: An edit or a metric names a site the model does not have.

@@ -37,7 +37,17 @@ def one_by_one(
     grad: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Sweep by one whole forward pass per row: slow, and what `sweep` is judged by."""
+    """Sweep by one whole forward pass per row: slow, and what `sweep` is judged by.
+
+    Args:
+        model: Any module.
+        base: What every row reads, as in `run`.
+        plan: Rows of edits, as in `sweep`.
+        metric: One metric or several, which keep the same axes.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        base_edit: Edits of the base run and of every row, before the row's own.
+        grad: Keep the graph, so that gradients flow to parameters and to what edits hold.
+    """
     require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)

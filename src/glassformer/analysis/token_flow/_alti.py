@@ -38,10 +38,6 @@ def alti(
     """Weigh each layer by how near each position's share comes to the result, and multiply the layers up.
 
     Args:
-        run: A forward pass that read `[alti]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        row: Row of the batch.
         stack: `encoder` of a model that has two, to end there; the decoder's result includes the encoder.
 
     Raises:

@@ -64,13 +64,9 @@ def attention_flow(
     """Find the largest flow from one position to every token: one search per token, a few seconds for a sentence.
 
     Args:
-        run: A forward pass that read `[attention_flow]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         position: Where at the top; negative ones count from the end.
         kept: As for `rollout`, like the other arguments and errors.
         signed: As for `rollout`.
-        row: Row of the batch.
         stack: As for `rollout`.
     """
     rolled = rollout(run, kept=kept, signed=signed, stack=stack)

@@ -61,12 +61,8 @@ def neuron_shares(
     """Split what an MLP of the stack that ends in the logits writes at one position into its neurons.
 
     Args:
-        run: A forward pass that read `[neuron_shares]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         layer: Index of the block.
         position: Which.
-        row: Row of the batch.
         part: Name of the sub-layer, where a block has several MLPs.
 
     Raises:

@@ -37,13 +37,9 @@ def rollout(
     """Multiply attention weights up, from the tokens to each layer.
 
     Args:
-        run: A forward pass that read `[rollout]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         kept: Share that a layer is taken to keep of its stream; one half in the paper.
         signed: What to do with patterns whose rows are no shares: refuse, or take absolute values over their sum, which
             is another quantity (the method then says so).
-        row: Row of the batch.
         stack: `encoder` of a model that has two, to end there.
 
     Raises:

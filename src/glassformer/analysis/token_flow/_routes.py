@@ -118,13 +118,9 @@ def information_flow_routes(
     """Trace where the stream at some positions came from, edge by edge.
 
     Args:
-        run: A forward pass that read `[information_flow_routes]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
         positions: Where to start, at the top of the stack; negative ones count from the end.
         threshold: Edges of a smaller share are dropped; 0 keeps the whole graph.
         eps: Least nearness of a part, in units of the stream.
-        row: Row of the batch.
         stack: `encoder` of a model that has two, to trace there; the decoder's routes lead into the encoder.
 
     Raises:
@@ -194,7 +190,12 @@ def average_routes(
 ) -> AverageRoutes:
     """Trace the routes to the last token of every row, and average what passes each head.
 
-    Arguments and errors as in `information_flow_routes`; `report` is called with (rows done, rows in all).
+    Errors are as in `information_flow_routes`.
+
+    Args:
+        threshold: Edges of a smaller share are dropped; 0 keeps the whole graph.
+        stack: `encoder` of a model that has two, to trace there; the decoder's routes lead into the encoder.
+        report: Called with rows done and rows in all.
     """
     found: list[FlowRoutes] = []
     for row in range(len(run.token_rows)):

@@ -61,10 +61,6 @@ def value_norms(
     """Measure what every head brings from every key.
 
     Args:
-        run: A forward pass that read `[value_norms]`, or a model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        row: Row of the batch.
         stack: `encoder` of a model that has two.
         cross: Take the layers that read the encoder's output instead of those of self-attention.
 

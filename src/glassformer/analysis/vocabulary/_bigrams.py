@@ -78,7 +78,6 @@ def bigrams(
     Outputs of a vocabulary of their own are what the token itself says; no text's bigrams are to be compared with that.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         tokens: Ids of the current token; all by default.
         k: Continuations per token.
         position: Add the position vector of this position to the token's, where there are such vectors.

@@ -174,7 +174,6 @@ def skip_trigrams(
     """Find the strongest skip-trigrams of each head.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         heads: Labels; all heads with both circuits by default.
         k: Rules per head.
         n_sources: How many sources to try, those with the largest effects; None tries all, and is then exact.
@@ -234,7 +233,6 @@ def crossed_trigrams(
     """Find the cells of heads' skip-trigram tables that add to outputs which the text does not put there.
 
     Args:
-        model: As for `skip_trigrams`.
         documents: Token ids of the text that says what follows what.
         sources: Tokens, as text or ids; those of `skip_trigrams` are a good choice, as for the next two.
         destinations: Tokens.

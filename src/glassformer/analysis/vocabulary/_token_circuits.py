@@ -159,9 +159,7 @@ def token_pairs(
     The vectors of rare tokens are large and little trained: give `tokens` (see `frequent_tokens`) to leave them out.
 
     Args:
-        model: A model, whose weights are folded first; or weights, taken as they are.
         circuit: Which one.
-        heads: Labels; all heads for which it is defined by default.
         k: Pairs per head.
         largest: The highest entries, or the lowest.
         tokens: Ids that count, on both sides; all by default. Outputs of a vocabulary of their own count all.
@@ -211,7 +209,6 @@ def token_circuits(
     """Say what each head makes of one token: what attending to it does, and which queries look for it.
 
     Args:
-        model: As for `token_pairs`.
         token: Text of a single token, or its id.
         heads: As for `token_pairs`.
         k: Tokens per head and list.
@@ -259,7 +256,12 @@ def token_circuits(
 
 @checked
 def frequent_tokens(documents: Iterable[Sequence[int]], least: int = 10) -> Int[Tensor, " n"]:
-    """The ids that occur at least so often in some documents, in rising order."""
+    """The ids that occur at least so often in some documents, in rising order.
+
+    Args:
+        documents: Texts as ids.
+        least: How often.
+    """
     found = [torch.as_tensor(ids, dtype=torch.long).flatten() for ids in documents]
     ids, counts = torch.cat(found or [torch.empty(0, dtype=torch.long)]).unique(return_counts=True)
     return ids[counts >= least]
