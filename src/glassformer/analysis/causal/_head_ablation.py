@@ -84,6 +84,34 @@ class Ablation(Result):
         return dataclasses.replace(self.icl_change, values=-self.icl_change.values / self.icl)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Method:
+    """How heads are ablated: whether later patterns react, what takes the place of writes, whether norms react."""
+
+    kind: Kind
+    value: Value
+    norms: Norms
+
+    def require(self, model: ModelLike) -> None:
+        """Raise `NoPattern` if patterns are to be held, and some head has none."""
+        lacking = [head for head in heads(model) if head.reading is None]
+        if self.kind == "pattern_preserving" and lacking:
+            raise NoPattern(
+                f'ablate: kind="pattern_preserving" holds patterns, and {lacking[0].label} ("{lacking[0].mechanism}") '
+                'has none.\n    kind="full" needs no pattern.'
+            )
+
+    def held(self, model: ModelLike) -> list[str]:
+        """Return the sites that keep what they have in the whole model."""
+        layers = _layers(model)
+        found = [f"{path}.pattern" for path in layers] if self.kind == "pattern_preserving" else []
+        if self.norms == "frozen":
+            # every scale that something is divided by, z included
+            found += [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
+            found += [layer.at.z_scale for layer in layers.values() if not layer.merge.linear]
+        return found
+
+
 @question("What does a set of heads do for the loss?", of="texts")
 def ablate(
     model: ModelLike,
@@ -114,7 +142,7 @@ def ablate(
     """
     require_model(model, "ablate")
     labels = _labels(chosen, "ablate")
-    return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, kind, value, norms)
+    return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, _Method(kind, value, norms))
 
 
 @question("What does each head by itself do for the loss?", of="texts")
@@ -139,7 +167,8 @@ def ablate_each(
         report: Called with passes done and passes in all: one for every head and batch.
     """
     labels = [head.label for head in heads(model)] if chosen is None else list(chosen)
-    return _ablate(model, {label: _find(model, [label]) for label in labels}, inputs, kind, value, norms, report)
+    sets = {label: _find(model, [label]) for label in labels}
+    return _ablate(model, sets, inputs, _Method(kind, value, norms), report)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -193,7 +222,8 @@ def before_after(
     require_model(before, "before_after")
     require_model(after, "before_after")
     labels = _labels(chosen, "before_after")
-    batches, whole, found, weight = _losses(after, {" ".join(labels): _find(after, labels)}, inputs, kind, value, norms)
+    sets = {" ".join(labels): _find(after, labels)}
+    batches, whole, found, weight = _losses(after, sets, inputs, _Method(kind, value, norms))
     earlier = token_losses(before, *batches)[0][weight].double()
     back, lost = earlier - whole[weight].double(), found[0][weight].double() - whole[weight].double()
     return BeforeAfter(
@@ -223,13 +253,11 @@ def _ablate(
     model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
-    kind: Kind,
-    value: Value,
-    norms: Norms,
+    method: _Method,
     report: Report | None = None,
 ) -> Ablation:
-    _, whole, found, weight = _losses(model, sets, inputs, kind, value, norms, report)
-    summary = _summary(whole, found, weight, list(sets), kind, value, norms)
+    _, whole, found, weight = _losses(model, sets, inputs, method, report)
+    summary = _summary(whole, found, weight, list(sets), method)
     if require_model(model, "ablate").predicts_next:
         return summary
     # masked tokens have no order in which context could help them
@@ -241,17 +269,18 @@ def _losses(
     model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
-    kind: Kind,
-    value: Value,
-    norms: Norms,
+    method: _Method,
     report: Report | None = None,
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
-    batches = _checked(model, sets, inputs, kind)
+    batches = _batches(model, inputs)
+    method.require(model)
+    if not sets:
+        raise AnalysisUnavailable("ablate: the model has no heads.")
     replaced = {path: f"{path}.{write_site(layer)}" for path, layer in _layers(model).items()}
-    means = _means(model, batches, sets.values(), replaced) if value == "mean" else {}
+    means = _means(model, batches, sets.values(), replaced) if method.value == "mean" else {}
     plan = Plan([_replacing(members, replaced, means) for members in sets.values()], {"heads": list(sets)})
-    held = _held(model, kind, norms)
+    held = method.held(model)
     whole, found = list[Tensor](), list[Tensor]()
     for i, batch in enumerate(batches):
         before = i * len(sets)
@@ -270,19 +299,12 @@ def _losses(
     return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
 
 
-def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
-    """Return the inputs as batches; raise if there is nothing to ablate, or nothing to do it on."""
+def _batches(model: ModelLike, inputs: Sequence[Any]) -> list[Batch]:
+    """Return the inputs as batches; raises `ShapeMismatch` if there are none."""
     ahead = not require_model(model, "ablate").predicts_next
     batches = [_masked(model, given) if ahead else next_tokens(model, given, "ablate") for given in inputs]
     if not batches:
         raise ShapeMismatch("ablate: give at least one batch.")
-    if kind == "pattern_preserving" and (lacking := [h for h in heads(model) if h.reading is None]):
-        raise NoPattern(
-            f'ablate: kind="pattern_preserving" holds patterns, and {lacking[0].label} ("{lacking[0].mechanism}") has '
-            'none.\n    kind="full" needs no pattern.'
-        )
-    if not sets:
-        raise AnalysisUnavailable("ablate: the model has no heads.")
     return batches
 
 
@@ -308,9 +330,7 @@ def _summary(
     found: Float[Tensor, "set row pos"],
     weight: Bool[Tensor, "row pos"],
     names: list[str],
-    kind: Kind,
-    value: Value,
-    norms: Norms,
+    method: _Method,
 ) -> Ablation:
     counted = weight.to(whole.dtype)
     change = ((found - whole) * counted).sum((1, 2)) / counted.sum()
@@ -327,7 +347,7 @@ def _summary(
     over = (("heads",), {"heads": names})
     return Ablation(
         Labelled(change, *over), Labelled(spread, *over), Labelled(changes, *over), by_position,
-        float((whole * counted).sum() / counted.sum()), icl, kind, value, norms, n,
+        float((whole * counted).sum() / counted.sum()), icl, method.kind, method.value, method.norms, n,
     )  # fmt: skip
 
 
@@ -341,16 +361,6 @@ def _replacing(
         value = means[path][None, index] if path in means else 0.0
         edits.append(Set(replaced[path], value, at=At(head=index)))
     return edits
-
-
-def _held(model: ModelLike, kind: Kind, norms: Norms) -> list[str]:
-    """Return the sites that keep what they have in the whole model."""
-    found = [f"{path}.pattern" for path in _layers(model)] if kind == "pattern_preserving" else []
-    if norms == "frozen":
-        # every scale that something is divided by, z included
-        found += [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
-        found += [layer.at.z_scale for layer in _layers(model).values() if not layer.merge.linear]
-    return found
 
 
 def _means(
