@@ -90,7 +90,7 @@ class RunFolderError(GlassformerError, RuntimeError):
 
 
 class TrainingDiverged(GlassformerError, ArithmeticError):
-    """A loss or a gradient is not finite; the message names the step, the last good checkpoint and what to change."""
+    """A loss or a gradient is not finite; the message names the step, what to change, a run's last good checkpoint."""
 
 
 class MissingExtra(GlassformerError, ImportError):

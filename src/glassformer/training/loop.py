@@ -6,7 +6,6 @@ code.
 """
 
 import hashlib
-import math
 import platform
 import time
 import warnings
@@ -21,11 +20,11 @@ import torch
 from glassformer.arguments import checked
 from glassformer.data import Batch, Data
 from glassformer.data.batch import vocabularies_of
-from glassformer.errors import ConfigError, TrainingDiverged
+from glassformer.errors import ConfigError
+from glassformer.fitting import Descent, Interrupts
 from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
 from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
-from glassformer.training.interrupts import Interrupts
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
 
@@ -130,24 +129,33 @@ class _Loop:
     ) -> None:
         self.config, self.run, self.model, self.optimizer = config, run, model, optimizer
         self.data, self.heldout, self.measures, self.facts = data, heldout, measures, facts
-        self.step, self.tokens = facts["step"], facts["tokens"]
-        self.seconds = facts["seconds"]
+        self.tokens, self.seconds = facts["tokens"], facts["seconds"]
         # of the steps since the last line of metrics
         self.losses: list[float] = list(facts["losses"])
         self.loss = torch.compile(model.loss) if config.compile else model.loss
         self.feed = Feed(self._batches, place_of(model))
-        self.prepared: tuple[float, float, int] | None = None
+        # targets that count in the step whose gradient was computed last
+        self.counted = 0
+        self.descent = Descent(
+            list(model.parameters()), optimizer, self._losses, rate=self._rate, steps=config.steps, step=facts["step"],
+            clip=config.optim.clip, name="training", way_on=lambda: _way_on(config, run.resumable()),
+        )  # fmt: skip
         self.started, self.seen = time.perf_counter(), self.tokens
+
+    @property
+    def step(self) -> int:
+        """The step reached."""
+        return self.descent.step
 
     def steps(self) -> Iterator[Progress]:
         config = self.config
         self.started, self.seen = time.perf_counter(), self.tokens
-        while self.step < config.steps:
-            loss, norm, rate = self._update()
-            self.losses.append(loss)
+        for update in self.descent:
+            self.tokens += self.counted
+            self.losses.append(update.loss)
             notes: dict[str, Any] = {}
             if self.step % config.log_every == 0 or self.step == config.steps:
-                notes = {"loss": sum(self.losses) / len(self.losses), "lr": rate, "grad_norm": norm}
+                notes = {"loss": sum(self.losses) / len(self.losses), "lr": update.rate, "grad_norm": update.norm}
                 self.losses.clear()
             if self.step % config.evaluate_every == 0 or self.step == config.steps:
                 notes |= self.evaluate()
@@ -157,7 +165,7 @@ class _Loop:
             if self.step % config.save_every == 0 or self.step in config.keep or self.step == config.steps:
                 self.save()
             rate = (self.tokens - self.seen) / max(elapsed, 1e-9)
-            yield Progress(self.step, config.steps, loss, self.tokens, rate, notes)
+            yield Progress(self.step, config.steps, update.loss, self.tokens, rate, notes)
 
     def record(self, seconds: float, notes: Mapping[str, Any]) -> None:
         """Log numbers to metrics.jsonl and texts to samples.txt; a held-out loss goes with what it was measured on."""
@@ -172,7 +180,7 @@ class _Loop:
     def save(self) -> None:
         """Keep the weights as they are, once they are known to give a loss and a gradient to go on by."""
         if self.step < self.config.steps:
-            self._prepare()
+            self.descent.gradient()
         seconds = self.seconds + time.perf_counter() - self.started
         keep = self.step in self.config.keep or self.step == self.config.steps
         told = {"tokens": self.tokens, "seconds": seconds, "losses": self.losses, "keep": keep}
@@ -191,71 +199,35 @@ class _Loop:
                 total += float(self.model.loss(batch.to(self.feed.device))) * weight
                 count += weight
             found["heldout_loss"] = total / max(count, 1.0)
-            self._check("after", self.step, **{"held-out loss": found["heldout_loss"]})
+            self.descent.check("after", self.step, {"held-out loss": found["heldout_loss"]})
             for measure in self.measures.values():
                 found |= measure(self.model, self.heldout)
         self.model.train()
         return found
 
-    def _update(self) -> tuple[float, float, float]:
-        """Do one update and return (loss, gradient norm, learning rate)."""
-        config, step = self.config, self.step + 1
-        loss, norm, counted = self._prepare()
-        rate = config.optim.rate(step, config.steps, config.model.d_model)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step, self.tokens, self.prepared = step, self.tokens + counted, None
-        return loss, norm, rate
+    def _rate(self, step: int) -> float:
+        return self.config.optim.rate(step, self.config.steps, self.config.model.d_model)
 
-    def _prepare(self) -> tuple[float, float, int]:
-        """Compute the gradient of the next update, once; return loss, gradient norm and how many tokens counted.
-
-        Raises:
-            TrainingDiverged: Loss or norm is not finite; the weights are those of the step before.
-        """
-        if self.prepared is None:
-            self.prepared = self._gradient(self.step + 1)
-        return self.prepared
-
-    def _gradient(self, step: int) -> tuple[float, float, int]:
+    def _losses(self, step: int) -> Iterator[torch.Tensor]:
         config = self.config
         torch.manual_seed(_seed(config.seed, step))
         parts = self.feed.take(step)
-        counted = sum(part.counted for part in parts)
-        losses: list[torch.Tensor] = []
+        self.counted = sum(part.counted for part in parts)
         for part in parts:
             # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
-            share = part.counted / max(counted, 1)
+            share = part.counted / max(self.counted, 1)
             with _autocast(self.feed.device, config.precision):
                 value = self.loss(part.batch, config.smoothing)
                 penalty = self.model.penalty()
                 value = (value if penalty is None else value + penalty) * share
-            value.backward()
-            losses.append(value.detach())
+            yield value
         if step < config.steps:
             self.feed.look_ahead(step + 1)
-        # from here on the CPU waits for what the device computes
-        loss = 0.0
-        for value in losses:
-            loss += float(value)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip or float("inf")))
-        self._check("in", step, loss=loss, **{"gradient norm": norm})
-        return loss, norm, counted
 
     def _batches(self, step: int) -> list[Batch]:
         batch = self.data.batch(step)
         batch.check_targets(self.config.model.n_outputs)
         return _parts(batch, self.config.accumulate)
-
-    def _check(self, when: str, step: int, **numbers: float) -> None:
-        """Raise `TrainingDiverged` unless all numbers are finite."""
-        wrong = [f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)]
-        if not wrong:
-            return
-        said = f"training stopped {when} step {step}: {' and '.join(wrong)}."
-        raise TrainingDiverged(f"{said} {_way_on(self.config, self.run.resumable())}")
 
 
 def _way_on(config: TrainConfig, place: Path | None) -> str:

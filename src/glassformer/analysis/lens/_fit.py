@@ -25,6 +25,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Amount, Count, Natural, Several, Share
 from glassformer.errors import AnalysisUnavailable
+from glassformer.fitting import Descent
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
@@ -91,6 +92,7 @@ def fit_tuned_lens(
     Raises:
         AnalysisUnavailable: The model is not one of ours or has no blocks, or there is nothing to fit to.
         UnknownSite: A site is no place of the stream.
+        TrainingDiverged: A divergence or its gradient is not finite.
     """
     lens = TunedLens.identity(model, sites)
     require_gradients(model, "fit_tuned_lens")
@@ -106,31 +108,35 @@ def fit_tuned_lens(
             done += 1
             tell(done, total)
         lens = statistics.solve(ridge)
-    lens = dataclasses.replace(lens, weight=lens.weight.requires_grad_(), bias=lens.bias.requires_grad_())
-    parameters = [lens.weight, lens.bias]
+    # a parameter for each place, so that logits of one place are all that is held
+    maps = [(m.clone().requires_grad_(), c.clone().requires_grad_()) for m, c in zip(lens.weight, lens.bias)]
+    parameters = [parameter for pair in maps for parameter in pair]
     optimizer = torch.optim.SGD(
         parameters, lr * (1 - momentum), momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / max(steps, 1))
     random = torch.Generator().manual_seed(seed)
-    seen = 0
-    for batch in _round(batches, steps, random):
-        streams, last = _streams(model, batch, lens.sites)
+    order, seen = _round(batches, steps, random), 0
+
+    def losses(step: int) -> Iterator[Tensor]:
+        nonlocal seen
+        streams, last = _streams(model, next(order), lens.sites)
         drawn = torch.randperm(len(last), generator=random)[:tokens].to(last.device)
         seen += len(drawn)
-        found = _gradients(model, lens, streams[:, drawn], last[drawn])
-        for parameter, gradient in zip(parameters, found):
-            parameter.grad = gradient
-        optimizer.step()
-        schedule.step()
-        done += 1
-        tell(done, total)
+        yield from _divergences(model, maps, streams[:, drawn], last[drawn])
+
+    descent = Descent(
+        parameters, optimizer, losses, rate=lambda step: lr * (1 - momentum) * (1 - (step - 1) / steps), steps=steps,
+        name="fit_tuned_lens", way_on=lambda: f"Fit it with a smaller lr (now {lr:g}).",
+    )  # fmt: skip
+    for update in descent:
+        tell(done + update.step, total)
     facts = {
         "start": start, "steps": steps, "tokens": seen, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "ridge": ridge if start == "ridge" else None, "seed": seed, "batches": len(batches),
         "provenance": Binding("fit_tuned_lens", model, batches, seed).said().to_dict(),
     }  # fmt: skip
-    return dataclasses.replace(lens, weight=lens.weight.detach(), bias=lens.bias.detach(), facts=facts)
+    weight, bias = (torch.stack([parameter.detach() for parameter in kind]) for kind in zip(*maps))
+    return dataclasses.replace(lens, weight=weight, bias=bias, facts=facts)
 
 
 @question("How far is each lens from what the model says?", of="texts")
@@ -212,21 +218,18 @@ class _Statistics:
         return dataclasses.replace(self.lens, weight=weight.to(self.lens.weight), bias=bias.to(self.lens.bias))
 
 
-@torch.enable_grad()
-def _gradients(
-    model: ModelLike, lens: TunedLens, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of KL(final || lens) in nats, mean over positions, summed over sites."""
+def _divergences(
+    model: ModelLike,
+    maps: Sequence[tuple[Tensor, Tensor]],
+    streams: Float[Tensor, "site n d_model"],
+    last: Float[Tensor, "n d_model"],
+) -> Iterator[Float[Tensor, ""]]:
+    """Yield KL(final || lens) in nats of each place, mean over positions."""
     with torch.no_grad():
         final = _log_probs(model, last)
         probabilities = final.exp()
-    weight, bias = torch.zeros_like(lens.weight), torch.zeros_like(lens.bias)
-    # one site at a time: logits of one are all that is held
-    for i, x in enumerate(streams):
-        m, c = lens.weight[i].detach().requires_grad_(), lens.bias[i].detach().requires_grad_()
-        divergence = (probabilities * (final - _log_probs(model, translated(x, m, c)))).sum(-1).mean()
-        weight[i], bias[i] = torch.autograd.grad(divergence, (m, c))
-    return weight, bias
+    for x, (m, c) in zip(streams, maps):
+        yield (probabilities * (final - _log_probs(model, translated(x, m, c)))).sum(-1).mean()
 
 
 def _log_probs(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:

@@ -1,4 +1,4 @@
-"""Ctrl-C during training: noted at once, obeyed between two steps."""
+"""Ctrl-C while something is fitted: noted at once, obeyed between two steps."""
 
 import signal
 import threading
