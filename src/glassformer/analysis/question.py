@@ -80,7 +80,15 @@ def question(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        card = Card(function.__name__, function.__module__, text, of, traits, holds, reads)
+        card = Card(
+            name=function.__name__,
+            module=function.__module__,
+            question=text,
+            of=of,
+            traits=traits,
+            holds=holds,
+            sites=reads,
+        )
         CARDS[function.__module__, function.__name__] = card
         answer = _of_one_pass(function, card, padded) if of == "one pass" else function
 

@@ -120,7 +120,18 @@ class Attention(SubLayerConfig, kind="attention"):
         d_value = self.d_value or max(d_head * streams // joined, 1)
         kv_heads = self.n_kv_heads or self.n_heads
         turned = self.projection.turned
-        return Dims(d_model, self.n_heads, kv_heads, d_head, d_value, max_len, layer, self.grid, joined, turned)
+        return Dims(
+            d_model=d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=kv_heads,
+            d_head=d_head,
+            d_value=d_value,
+            max_len=max_len,
+            layer=layer,
+            grid=self.grid,
+            n_joined=joined,
+            turned=turned,
+        )
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)

@@ -111,7 +111,9 @@ def attention_costs(
     assert where is not None and kind is not None, "neither was None"
     lengths = sorted(set(lengths))
     kept = keep_freed and not is_accelerator(where) and keep_freed_memory()
-    setting = _Setting(n_heads, d_head, batch, where, kind, seconds, seed, kept)
+    setting = _Setting(
+        n_heads=n_heads, d_head=d_head, batch=batch, device=where, dtype=kind, seconds=seconds, seed=seed, kept=kept
+    )
     table = Table(names, lengths, setting.clock)
     done, total = 0, sum(lengths) * len(CALLS) * len(configs)
     with _threads(threads):

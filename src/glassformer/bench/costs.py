@@ -200,6 +200,15 @@ def _busy(same: Tensor) -> list[Note]:
 def _provenance(found: AttentionCosts, names: Sequence[str], seed: int) -> Provenance:
     why = sentence("mechanisms with weights as they are drawn, which do not change what they cost")
     return Provenance(
-        "attention_costs", ", ".join(names), "", why, None, found.dtype, found.device, (), seed, __version__,
-        str(torch.__version__),
-    )  # fmt: skip
+        analysis="attention_costs",
+        model=", ".join(names),
+        digest="",
+        why=why,
+        trained_length=None,
+        dtype=found.dtype,
+        device=found.device,
+        input=(),
+        seed=seed,
+        version=__version__,
+        torch=str(torch.__version__),
+    )

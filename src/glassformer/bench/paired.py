@@ -127,13 +127,13 @@ def compare_timed(
         return Timing(median(t.cpu for t in taken[name]), median(t.wall for t in taken[name]))
 
     return Comparison(
-        len(taken["first"]),
-        ratio("subject", "first", "cpu"),
-        ratio("subject", "first", "wall"),
-        ratio("second", "first", "cpu"),
-        ratio("second", "first", "wall"),
-        typical("subject"),
-        typical("first"),
+        rounds=len(taken["first"]),
+        cpu=ratio("subject", "first", "cpu"),
+        wall=ratio("subject", "first", "wall"),
+        cpu_same=ratio("second", "first", "cpu"),
+        wall_same=ratio("second", "first", "wall"),
+        subject=typical("subject"),
+        baseline=typical("first"),
     )
 
 

@@ -172,7 +172,16 @@ class OwnFolder:
         _fit(shapes, tensors)
         parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
         stored = {name: name for name in shapes}
-        return Checkpoint(self.folder, self.config, model, parts, tensors, stored, self.origin, self.trained_length)
+        return Checkpoint(
+            folder=self.folder,
+            config=self.config,
+            model=model,
+            parts=parts,
+            files=tensors,
+            stored=stored,
+            origin=self.origin,
+            trained_length=self.trained_length,
+        )
 
     def check(self, weights_only: bool = False) -> None:
         """Raise `CheckpointError` if a file is not what its digest says.

@@ -68,7 +68,16 @@ class PublishedFolder:
         origin = Origin(family.name, dict(self.said))
         with _read_as(family, self.path):
             trained = trained_length(family, Fields(self.said, str(self.path)), ours)
-        return Checkpoint(self.folder, ours, model, parts, files, stored, origin, trained)
+        return Checkpoint(
+            folder=self.folder,
+            config=ours,
+            model=model,
+            parts=parts,
+            files=files,
+            stored=stored,
+            origin=origin,
+            trained_length=trained,
+        )
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: published files come without digests."""

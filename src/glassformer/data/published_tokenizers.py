@@ -65,7 +65,7 @@ def _roles(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]]) -> Roles:
     ends = [_ids(plain, said[name].get("eos_token_id")) for name in BY_ID if "eos_token_id" in said[name]]
     stops = dict.fromkeys(() if eos is None else (eos,)) | dict.fromkeys(ends[0] if ends else ())
     begin, end = plain.post_processed()
-    return Roles(bos, eos, pad, unk, tuple(stops), begin, end, mask)
+    return Roles(bos=bos, eos=eos, pad=pad, unk=unk, stops=tuple(stops), begin=begin, end=end, mask=mask)
 
 
 def _role(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]], role: str) -> int | None:

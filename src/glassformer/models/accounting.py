@@ -96,9 +96,14 @@ def account(config: ModelConfig, length: int | None = None, dtype: NumberType = 
     length, kind = config.max_len if length is None else length, number_type(dtype)
     bytes_now, bytes_before = (state_bytes(config, n, dtype, source_length=length) for n in (length, length - 1))
     return Account(
-        count_parameters(config), length, count_flops(config, length), bytes_now, bytes_now - bytes_before,
-        str(kind).removeprefix("torch."), spared_flops(config, length),
-    )  # fmt: skip
+        parameters=count_parameters(config),
+        length=length,
+        flops=count_flops(config, length),
+        state_bytes=bytes_now,
+        state_growth=bytes_now - bytes_before,
+        dtype=str(kind).removeprefix("torch."),
+        spared=spared_flops(config, length),
+    )
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:

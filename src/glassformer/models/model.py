@@ -48,9 +48,14 @@ class ModelConfig(Config, family=True):
             return self.output_layer.build(self.n_outputs, self.d_model)
         config: Any = self
         return Unembedding(
-            self.n_outputs, self.d_model, embed if config.tied else None, config.unembed_bias, config.logit_cap,
-            config.unembed_scale, getattr(config, "d_embed", None),
-        )  # fmt: skip
+            vocab_size=self.n_outputs,
+            d_model=self.d_model,
+            tied=embed if config.tied else None,
+            bias=config.unembed_bias,
+            cap=config.logit_cap,
+            scale=config.unembed_scale,
+            d_embed=getattr(config, "d_embed", None),
+        )
 
     @property
     def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:

@@ -126,9 +126,18 @@ class Binding:
         """Return it in words, with the digest of the weights as they were."""
         found, why = self._weights()
         return Provenance(
-            self.analysis, self.name, found, why, self.trained_length, self.dtype, self.device, given(self.inputs),
-            self.seed, __version__, str(torch.__version__),
-        )  # fmt: skip
+            analysis=self.analysis,
+            model=self.name,
+            digest=found,
+            why=why,
+            trained_length=self.trained_length,
+            dtype=self.dtype,
+            device=self.device,
+            input=given(self.inputs),
+            seed=self.seed,
+            version=__version__,
+            torch=str(torch.__version__),
+        )
 
     def _weights(self) -> tuple[str, str]:
         """Return the digest of the weights when the result was made, or why it cannot be said any more."""
@@ -183,7 +192,17 @@ def of_runs(analysis: str, runs: Sequence[str], inputs: Sequence[Any], seed: int
     """Return that of a result made from the checkpoints of training runs, which are models of many digests."""
     why = "measured at several checkpoints, each of which has a digest of its own"
     return Provenance(
-        analysis, ", ".join(runs), "", why, None, "", "", given(inputs), seed, __version__, str(torch.__version__)
+        analysis=analysis,
+        model=", ".join(runs),
+        digest="",
+        why=why,
+        trained_length=None,
+        dtype="",
+        device="",
+        input=given(inputs),
+        seed=seed,
+        version=__version__,
+        torch=str(torch.__version__),
     )
 
 

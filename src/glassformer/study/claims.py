@@ -261,7 +261,15 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
         try:
             values[seed] = claim.quantity.of(own)
         except NotDefined as error:
-            return Decision(claim, "not defined", {}, math.nan, math.nan, math.nan, str(error))
+            return Decision(
+                claim=claim,
+                verdict="not defined",
+                values={},
+                mean=math.nan,
+                low=math.nan,
+                high=math.nan,
+                why=str(error),
+            )
         except Missing as error:
             missing.append(str(error))
     mean, low, high = interval(list(values.values()), exact=claim.exact)
@@ -277,7 +285,7 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
         verdict = "fails"
     else:
         why = f"the interval from {low:.3g} to {high:.3g} reaches across an end of what is expected"
-    return Decision(claim, verdict, values, mean, low, high, why)
+    return Decision(claim=claim, verdict=verdict, values=values, mean=mean, low=low, high=high, why=why)
 
 
 def interval(values: Sequence[float], *, exact: bool = False) -> tuple[float, float, float]:

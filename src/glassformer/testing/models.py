@@ -144,7 +144,21 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         block(n_heads=4, **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(3, 2, 6)))),
         block(
             n_heads=4,
-            **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False))),
+            **(
+                _LLAMA
+                | dict[str, Any](
+                    mlp=MixtureOfExperts(
+                        n_experts=4,
+                        n_chosen=2,
+                        d_mlp=6,
+                        activation="gelu",
+                        gated=False,
+                        bias=True,
+                        router_bias=True,
+                        renormalised=False,
+                    )
+                )
+            ),
         ),
     ),
     # what bounds scores or values: none of it is bilinear, or sums to one

@@ -93,7 +93,16 @@ def train(
             _warn_if_different(restored, facts, run.goes_on)
             reached = {name: restored[name] for name in ("step", "tokens", "seconds")}
             facts = restored if run.goes_on else facts | reached
-        loop = _Loop(config, run, model, data, heldout, optimizer, measures or {}, facts)
+        loop = _Loop(
+            config=config,
+            run=run,
+            model=model,
+            data=data,
+            heldout=heldout,
+            optimizer=optimizer,
+            measures=measures or {},
+            facts=facts,
+        )
         # whatever is wrong with recipe or data shows here, before anything is written
         first = {} if run.goes_on else loop.evaluate()
         run.begin(config, data.tokenizer)

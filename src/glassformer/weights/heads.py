@@ -444,10 +444,24 @@ def attention_views(
         after_gain = q.new_ones(dims.d_model) if found is None else found
     out_bias = merge.output.bias
     return AttentionWeights(
-        q, k, v, detached(merge.matrix()), b_q, b_k, b_v, None if out_bias is None else detached(out_bias), gain,
-        after_gain, q, k, gate, layer, stack, part,
+        Q=q,
+        K=k,
+        V=v,
+        O=detached(merge.matrix()),
+        bQ=b_q,
+        bK=b_k,
+        bV=b_v,
+        bO=None if out_bias is None else detached(out_bias),
+        gain=gain,
+        after=after_gain,
+        Q_position=q,
+        K_position=k,
+        gate=gate,
+        module=layer,
+        stack=stack,
+        part=part,
         after_centred=after is not None and after.centred,
-    )  # fmt: skip
+    )
 
 
 def gain_of(norm: Norm, dtype: torch.dtype) -> Float[Tensor, " d_model"] | None:

@@ -501,10 +501,16 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
         norms |= _norm_views(embed.norm, dtype) if embed.positions is not None else {}
     bias = model.unembed.bias
     return HeadWeights(
-        tuple(attention), tuple(mlps), embeddings, tables, detached(model.unembed.inner).mT,
-        None if bias is None else detached(bias), norms, model,
+        attention=tuple(attention),
+        mlps=tuple(mlps),
+        embeddings=embeddings,
+        tables=tables,
+        U=detached(model.unembed.inner).mT,
+        bU=None if bias is None else detached(bias),
+        norms=norms,
+        model=model,
         layers=None if layers is None else tuple(layers),
-    )  # fmt: skip
+    )
 
 
 def _norm_views(norm: Norm | None, dtype: torch.dtype) -> dict[str, tuple[Tensor | None, Tensor | None]]:

@@ -138,15 +138,15 @@ def direct_logit_attribution(
 
     labels = [component.label for component in components]
     return DirectLogitAttribution(
-        labelled_at(run, at, contributions, {"component": labels}),
-        tuple(components),
-        placed(aimed.answers),
-        placed(aimed.against),
-        labelled_at(run, at, at.positions),
-        labelled_at(run, at, aimed.total.detach().double()),
-        labelled_at(run, at, contributions.sum(-1)),
-        norm,
-        run.model.unembed.cap,
+        contributions=labelled_at(run, at, contributions, {"component": labels}),
+        components=tuple(components),
+        answer=placed(aimed.answers),
+        against=placed(aimed.against),
+        position=labelled_at(run, at, at.positions),
+        total=labelled_at(run, at, aimed.total.detach().double()),
+        sum=labelled_at(run, at, contributions.sum(-1)),
+        norm=norm,
+        cap=run.model.unembed.cap,
     )
 
 

@@ -182,7 +182,7 @@ def _ask(
     if not chosen:
         raise ShapeMismatch('input_gradients: positions= names none; give one at least, or "all".')
     at = torch.tensor(chosen, device=device)
-    question = _Differentiated(model, given, at, at, None, metric, edit)
+    question = _Differentiated(model=model, given=given, places=at, answers=at, against=None, metric=metric, edit=edit)
     if answer is None:
         with evaluating(model), torch.no_grad():
             answers = question.logits(1, Tape(model, edit=edit))[0, at].argmax(-1)
@@ -301,11 +301,14 @@ def _result(
     labels = {"layer": [f"L{i}" for i in range(len(values))]} if layers else {}
     name = "log-probability" if question.metric == "log_prob" else "logit"
     return InputGradients(
-        Labelled(values, axes[not layers :], coords | labels),
-        Labelled(reached, ("query",), {"query": queries}),
-        Labelled(left, ("query",), {"query": queries}),
-        Labelled(gap, axes[not layers : 2], {"query": queries} | labels),
-        tuple(question.answers.tolist()),
-        None if question.against is None else tuple(question.against.tolist()),
-        method, name if question.against is None else f"{name} difference", named, steps,
-    )  # fmt: skip
+        values=Labelled(values, axes[not layers :], coords | labels),
+        metric=Labelled(reached, ("query",), {"query": queries}),
+        baseline_metric=Labelled(left, ("query",), {"query": queries}),
+        gap=Labelled(gap, axes[not layers : 2], {"query": queries} | labels),
+        answers=tuple(question.answers.tolist()),
+        against=None if question.against is None else tuple(question.against.tolist()),
+        method=method,
+        metric_name=name if question.against is None else f"{name} difference",
+        baseline=named,
+        steps=steps,
+    )

@@ -88,7 +88,7 @@ def measured(
         along = torch.nn.functional.cosine_similarity(written, mean_answer - x, dim=-1)
         mlps[layer.label] = torch.stack((along, written @ mean_answer / mean_answer.norm()))
     chosen = {label: value[counted].double() for label, value in parts.items()}
-    return Measured(logits, counted, depth, chosen, heads, mlps, out)
+    return Measured(logits=logits, counted=counted, depth=depth, parts=chosen, heads=heads, mlps=mlps, out=out)
 
 
 def _parts(

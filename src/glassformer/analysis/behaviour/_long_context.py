@@ -304,15 +304,23 @@ def _result(
         shares[layers.index(label[: label.index("H")]), CLASSES.index(found)] += 1
     bins = ["0", "1", *(f"{1 << i}-{(2 << i) - 1}" for i in range(1, distances.shape[1] - 1))]
     return LongContext(
-        Labelled(total, *over),
-        Labelled(missing, ("head",), {"head": labels}),
-        Labelled((square - total.square()).clamp_min(0).sqrt(), *over),
-        Labelled(distances, ("head", "distance"), {"head": labels, "distance": bins[: distances.shape[1]]}),
-        classes,
-        Labelled(shares / shares.sum(1, keepdim=True), ("layer", "class"), {"layer": layers, "class": CLASSES}),
-        float((total[:, 0] + missing > sink_above).double().mean()), sink, recent, sink_above, queries, length,
-        {head.label: meters[head.path].reading for head in known}, left_out,
-    )  # fmt: skip
+        measures=Labelled(total, *over),
+        missing=Labelled(missing, ("head",), {"head": labels}),
+        spread=Labelled((square - total.square()).clamp_min(0).sqrt(), *over),
+        distances=Labelled(distances, ("head", "distance"), {"head": labels, "distance": bins[: distances.shape[1]]}),
+        classes=classes,
+        by_layer=Labelled(
+            shares / shares.sum(1, keepdim=True), ("layer", "class"), {"layer": layers, "class": CLASSES}
+        ),
+        sink_rate=float((total[:, 0] + missing > sink_above).double().mean()),
+        sink=sink,
+        recent=recent,
+        sink_above=sink_above,
+        queries=queries,
+        length=length,
+        readings={head.label: meters[head.path].reading for head in known},
+        left_out=left_out,
+    )
 
 
 def _class(mean: dict[str, float], missing: float) -> AttentionClass:

@@ -131,14 +131,15 @@ def score_geometry(
 
     measures, reach = ("angle", "key_norm"), ("trained", "beyond")
     return ScoreGeometry(
-        of_all("shares", 0, factor=FACTORS),
-        of_all("shares", 1, factor=FACTORS),
-        of_all("variance", variance=VARIANCES),
-        of_all("ranges", measure=measures, reach=reach, bound=("lowest", "highest")),
-        of_all("outside", measure=measures),
-        of_all("pairs", reach=reach),
-        trained, left_out,
-    )  # fmt: skip
+        shares=of_all("shares", 0, factor=FACTORS),
+        shares_within=of_all("shares", 1, factor=FACTORS),
+        variance=of_all("variance", variance=VARIANCES),
+        ranges=of_all("ranges", measure=measures, reach=reach, bound=("lowest", "highest")),
+        outside=of_all("outside", measure=measures),
+        pairs=of_all("pairs", reach=reach),
+        length=trained,
+        left_out=left_out,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -276,8 +276,18 @@ def _summary(
     spread = off.square().sum(1).sqrt() / counted.sum() * (rows / (rows - 1)) ** 0.5 if rows > 1 else change * torch.nan
     over = (("layers",), {"layers": names})
     return ShortCircuit(
-        by_count(exact), by_count(exact, spread=True), by_count(accuracy), by_count(accuracy, spread=True),
-        by_count(suffix_losses), Labelled(losses, *over), Labelled(change, *over), Labelled(spread, *over),
-        Labelled(torch.stack([(planted.counts == count).sum() for count in counts]), ("count",), {"count": counts}),
-        planted.prefix, right.shape[-1], int(weight.sum()),
-    )  # fmt: skip
+        exact_match=by_count(exact),
+        exact_match_spread=by_count(exact, spread=True),
+        token_accuracy=by_count(accuracy),
+        token_accuracy_spread=by_count(accuracy, spread=True),
+        suffix_loss=by_count(suffix_losses),
+        novel_loss=Labelled(losses, *over),
+        novel_loss_change=Labelled(change, *over),
+        novel_loss_change_spread=Labelled(spread, *over),
+        sequences=Labelled(
+            torch.stack([(planted.counts == count).sum() for count in counts]), ("count",), {"count": counts}
+        ),
+        prefix=planted.prefix,
+        suffix=right.shape[-1],
+        novel_tokens=int(weight.sum()),
+    )

@@ -152,12 +152,18 @@ def attention_sinks(
     labels = [head.label for head in known]
     by_head, missing = by_head[:, :-1], by_head[:, -1]
     return AttentionSinks(
-        Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
-        Labelled(missing, ("head",), {"head": labels}),
-        float((by_head[:, 0] + missing > above).double().mean()), above,
-        Labelled(rows.mean(1), *over), Labelled(change.mean(1), *over), Labelled(spread, *over),
-        window, first, readable(model, torch.tensor([[other]]))[0][0], left_out,
-    )  # fmt: skip
+        measures=Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
+        missing=Labelled(missing, ("head",), {"head": labels}),
+        sink_rate=float((by_head[:, 0] + missing > above).double().mean()),
+        above=above,
+        loss=Labelled(rows.mean(1), *over),
+        loss_change=Labelled(change.mean(1), *over),
+        spread=Labelled(spread, *over),
+        window=window,
+        first=first,
+        neutral=readable(model, torch.tensor([[other]]))[0][0],
+        left_out=left_out,
+    )
 
 
 def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:

@@ -69,13 +69,13 @@ def answered(model: ModelLike, pairs: Pairs, *, rows: Count = 64) -> Answered:
     rank = (found > answer).sum(-1) + 1
     spread = difference.std(0) / len(difference) ** 0.5 if len(difference) > 1 else difference[0] * torch.nan
     return Answered(
-        Labelled(difference, axes, coords),
-        Labelled((answer.squeeze(-1) - found.logsumexp(-1)).exp(), axes, coords),
-        Labelled(rank, axes, coords),
-        float((rank[:, 0] == 1).double().mean()),
-        float((difference[:, 0] > 0).double().mean()),
-        Labelled(difference.mean(0), ("prompt",), coords),
-        Labelled(spread, ("prompt",), coords),
+        logit_difference=Labelled(difference, axes, coords),
+        probability=Labelled((answer.squeeze(-1) - found.logsumexp(-1)).exp(), axes, coords),
+        rank=Labelled(rank, axes, coords),
+        share=float((rank[:, 0] == 1).double().mean()),
+        preferred=float((difference[:, 0] > 0).double().mean()),
+        mean=Labelled(difference.mean(0), ("prompt",), coords),
+        spread=Labelled(spread, ("prompt",), coords),
     )
 
 

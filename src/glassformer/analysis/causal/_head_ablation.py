@@ -227,9 +227,14 @@ def before_after(
     earlier = token_losses(before, *batches)[0][weight].double()
     back, lost = earlier - whole[weight].double(), found[0][weight].double() - whole[weight].double()
     return BeforeAfter(
-        float(lost @ back / (lost.norm() * back.norm())), float(lost @ back / (back @ back)), float(lost.mean()),
-        float(back.mean()), labels, kind, int(weight.sum()),
-    )  # fmt: skip
+        cosine=float(lost @ back / (lost.norm() * back.norm())),
+        projection=float(lost @ back / (back @ back)),
+        rise_by_ablation=float(lost.mean()),
+        rise_by_going_back=float(back.mean()),
+        heads=labels,
+        kind=kind,
+        tokens=int(weight.sum()),
+    )
 
 
 def _labels(chosen: str | Iterable[str], analysis: str) -> tuple[str, ...]:
@@ -346,9 +351,17 @@ def _summary(
     )
     over = (("heads",), {"heads": names})
     return Ablation(
-        Labelled(change, *over), Labelled(spread, *over), Labelled(changes, *over), by_position,
-        float((whole * counted).sum() / counted.sum()), icl, method.kind, method.value, method.norms, n,
-    )  # fmt: skip
+        loss_change=Labelled(change, *over),
+        loss_change_spread=Labelled(spread, *over),
+        icl_change=Labelled(changes, *over),
+        loss_by_position=by_position,
+        loss=float((whole * counted).sum() / counted.sum()),
+        icl=icl,
+        kind=method.kind,
+        value=method.value,
+        norms=method.norms,
+        rows=n,
+    )
 
 
 def _replacing(

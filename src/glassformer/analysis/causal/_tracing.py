@@ -257,11 +257,16 @@ def causal_trace(
     coords = {"metric": names, "kind": list(chosen), "pos": tokens, "layer": range(len(traced.blocks))}
     read = readable_outputs(model, torch.tensor([[right], [other]]))
     return CausalTrace(
-        Labelled(found.values.values, ("metric", "kind", "pos", "layer", "sample"), coords),
-        Labelled(clean.values[:, 0], ("metric",), {"metric": names}),
-        Labelled(found.base.values, ("metric", "sample"), {"metric": names}),
-        places, read[0][0], read[1][0], float(unit * noise), window, seed,
-    )  # fmt: skip
+        values=Labelled(found.values.values, ("metric", "kind", "pos", "layer", "sample"), coords),
+        clean=Labelled(clean.values[:, 0], ("metric",), {"metric": names}),
+        corrupt=Labelled(found.base.values, ("metric", "sample"), {"metric": names}),
+        subject=places,
+        answer=read[0][0],
+        wrong=read[1][0],
+        noise=float(unit * noise),
+        window=window,
+        seed=seed,
+    )
 
 
 @checked

@@ -237,10 +237,19 @@ def _prune(
             report(len(search.log), len(search.log) + len(waiting))
     left = allowed & ~search.cut
     return Acdc(
-        dataclasses.replace(runs.graph.allowed, values=left), tuple(runs.graph.named(left)), tuple(search.log),
-        search.cost, full, empty, threshold, absolute, int((allowed & cut).sum()), ORDER, runs.metric.name,
-        search.passes,
-    )  # fmt: skip
+        in_circuit=dataclasses.replace(runs.graph.allowed, values=left),
+        edges=tuple(runs.graph.named(left)),
+        log=tuple(search.log),
+        cost=search.cost,
+        cost_full=full,
+        cost_empty=empty,
+        threshold=threshold,
+        absolute=absolute,
+        prefiltered=int((allowed & cut).sum()),
+        order=ORDER,
+        metric=runs.metric.name,
+        passes=search.passes,
+    )
 
 
 class _Search:

@@ -205,9 +205,14 @@ def attribute_nodes(
         effect /= len(points)
     clean_value, corrupt_value = ends(runs)
     return NodeAttribution(
-        Labelled(effect, ("sender", "batch"), {"sender": labels}), clean_value, corrupt_value, gradient_at,
-        1 if gradient_at in ("clean", "corrupt") else steps, runs.metric.name, runs,
-    )  # fmt: skip
+        effect=Labelled(effect, ("sender", "batch"), {"sender": labels}),
+        clean=clean_value,
+        corrupt=corrupt_value,
+        gradient_at=gradient_at,
+        steps=1 if gradient_at in ("clean", "corrupt") else steps,
+        metric=runs.metric.name,
+        runs=runs,
+    )
 
 
 @question("What would patching each edge do, by one gradient?", of="pairs of prompts", holds=("gradients",))
@@ -245,9 +250,15 @@ def attribute_edges(
 
     spread = scores.std(0) / runs.batch**0.5 if runs.batch > 1 else torch.full_like(scores[0], torch.nan)
     return EdgeAttribution(
-        labelled(scores.mean(0)), labelled(spread), clean_value, corrupt_value, gradient_at,
-        steps if gradient_at == "inputs" else 1, runs.metric.name, runs,
-    )  # fmt: skip
+        effect=labelled(scores.mean(0)),
+        spread=labelled(spread),
+        clean=clean_value,
+        corrupt=corrupt_value,
+        gradient_at=gradient_at,
+        steps=steps if gradient_at == "inputs" else 1,
+        metric=runs.metric.name,
+        runs=runs,
+    )
 
 
 def _add_effects(runs: CircuitRuns, point: Point, effect: Float[Tensor, "sender batch"]) -> None:

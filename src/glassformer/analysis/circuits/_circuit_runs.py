@@ -214,7 +214,16 @@ class CircuitRuns:
     def exchange(self, known: Recording, first: int, frozen: bool = False) -> Exchange:
         """Return what stands on cut edges of passes that begin with a sub-layer."""
         known = self._with_scales(known) if frozen else known
-        return Exchange(self.steps, self.columns, self.names, self.instead, self.source, known, first, frozen)
+        return Exchange(
+            steps=self.steps,
+            columns=self.columns,
+            names=self.names,
+            instead=self.instead,
+            source=self.source,
+            known=known,
+            first=first,
+            frozen=frozen,
+        )
 
     def cuts(self, cut: Mask, exchange: Exchange) -> list[Edit]:
         """Return the edits that cut edges, from where the pass begins."""

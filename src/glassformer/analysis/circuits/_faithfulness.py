@@ -146,15 +146,15 @@ def faithfulness(
     labels = [" + ".join(_name(member) for member in chosen) or "nothing" for chosen in sets]
     knocked = (("knockout", "batch"), {"knockout": labels})
     return Faithfulness(
-        Labelled(alone[0], ("batch",)),
-        Labelled(alone[1], ("batch",)),
-        Labelled(alone[2], ("batch",)),
-        Labelled(values[3 : 3 + len(masks)], ("member", "batch"), {"member": names}),
-        Labelled(out[: len(gone)], *knocked),
-        Labelled(out[len(gone) :], *knocked),
-        tuple(names),
-        off,
-        runs.metric.name,
+        circuit=Labelled(alone[0], ("batch",)),
+        full=Labelled(alone[1], ("batch",)),
+        empty=Labelled(alone[2], ("batch",)),
+        without=Labelled(values[3 : 3 + len(masks)], ("member", "batch"), {"member": names}),
+        knocked_circuit=Labelled(out[: len(gone)], *knocked),
+        knocked_full=Labelled(out[len(gone) :], *knocked),
+        members=tuple(names),
+        off=off,
+        metric=runs.metric.name,
     )
 
 

@@ -176,7 +176,15 @@ def path_patching(
     effect = torch.cat(values) - clean_value.values if values else clean_value.values.new_zeros(0, runs.batch)
     labelled = Labelled(effect, ("sender", "batch"), {"sender": list(groups)})
     receivers_found = tuple(graph.receivers[r].label for r in rows)
-    return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, runs.metric.name)
+    return PathPatching(
+        effect=labelled,
+        clean=clean_value,
+        corrupt=corrupt_value,
+        receivers=receivers_found,
+        mlps=mlps,
+        norm=norm,
+        metric=runs.metric.name,
+    )
 
 
 @question("How much of a sender's effect is direct?", of="pairs of prompts")
@@ -216,9 +224,14 @@ def sender_effects(
         return Labelled(values, ("sender", "batch"), {"sender": labels})
 
     return SenderEffects(
-        over_senders(total_effect), over_senders(direct_effect), over_senders(total_effect - direct_effect),
-        clean_value, corrupt_value, norm, runs.metric.name,
-    )  # fmt: skip
+        total=over_senders(total_effect),
+        direct=over_senders(direct_effect),
+        indirect=over_senders(total_effect - direct_effect),
+        clean=clean_value,
+        corrupt=corrupt_value,
+        norm=norm,
+        metric=runs.metric.name,
+    )
 
 
 @question("What does each edge do by itself?", of="pairs of prompts")

@@ -194,9 +194,17 @@ def composition(
     turned = form == "product" and any(heads.rotates for heads in read)
     scored, mean, sd = (Labelled(values, axes, coords) for values in (scores, mean, sd))
     return Composition(
-        scored, mean, sd, read[0].width**-0.5, form, offsets if turned else (), without_top, covariance is not None,
-        w.folded, left_out,
-    )  # fmt: skip
+        scores=scored,
+        null_mean=mean,
+        null_sd=sd,
+        baseline=read[0].width ** -0.5,
+        form=form,
+        offsets=offsets if turned else (),
+        without_top=without_top,
+        weighted=covariance is not None,
+        folded=w.folded,
+        left_out=left_out,
+    )
 
 
 class _Options(NamedTuple):
@@ -250,10 +258,16 @@ class _Heads:
             )
         like = {"dtype": torch.promote_types(layer.Q.dtype, torch.float32), "device": layer.Q.device}
         return cls(
-            model.sub_layer(layer.path), layer.labels, squared, kept,
-            {f"{layer.path} {name}": reason for name, reason in missing.items()},
-            layer.module.positions.rotates, layer.Q.shape[-2] - layer.augmented, nulls.see(layer, half), like,
-        )  # fmt: skip
+            layer=model.sub_layer(layer.path),
+            labels=layer.labels,
+            squared=squared,
+            kept=kept,
+            missing={f"{layer.path} {name}": reason for name, reason in missing.items()},
+            rotates=layer.module.positions.rotates,
+            width=layer.Q.shape[-2] - layer.augmented,
+            shape=nulls.see(layer, half),
+            like=like,
+        )
 
     def meets(self, later: "_Heads", kind: str) -> bool:
         return "write" in self.kept and kind in later.kept and comes_before(self.layer, later.layer, kind)

@@ -138,13 +138,13 @@ def copying(
     positive = torch.cat([((x.real > 0) & keep).sum(-1) / keep.sum(-1) for x, keep in zip(values, large)])
     coords = {"head": labels}
     return Copying(
-        Labelled((total / size).where(real, torch.nan), ("head",), coords),
-        Labelled(positive, ("head",), coords),
-        Labelled(total, ("head",), coords),
-        spectra,
-        w.folded,
-        w.U.shape[-1] if ids is None else len(ids),
-        left_out,
+        ratio=Labelled((total / size).where(real, torch.nan), ("head",), coords),
+        positive=Labelled(positive, ("head",), coords),
+        trace=Labelled(total, ("head",), coords),
+        eigenvalues=spectra,
+        folded=w.folded,
+        n_tokens=w.U.shape[-1] if ids is None else len(ids),
+        left_out=left_out,
     )
 
 
@@ -178,9 +178,14 @@ def copying_rates(
     found = [_rates(w, layer, ids[picked], picked, out, k) for layer in layers]
     rate, suppressed, positive, z = (list(column) for column in zip(*found))
     return CopyingRates(
-        by_head(layers, rate, "k", k=list(k)), by_head(layers, suppressed, "k", k=list(k)),
-        by_head(layers, positive), by_head(layers, z), w.folded, len(picked), left_out,
-    )  # fmt: skip
+        rate=by_head(layers, rate, "k", k=list(k)),
+        suppressed=by_head(layers, suppressed, "k", k=list(k)),
+        positive=by_head(layers, positive),
+        z=by_head(layers, z),
+        folded=w.folded,
+        n_rows=len(picked),
+        left_out=left_out,
+    )
 
 
 def _check(w: HeadWeights, analysis: str) -> Any:

@@ -242,9 +242,20 @@ def induction_circuits(
 
     turned = any(layer.module.positions.rotates for layer in layers)
     return InductionCircuits(
-        by_head(previous), by_head(current), by_head(duplicate), by_head(copy), by_pair(match), by_pair(trace),
-        by_pair(pointer), by_head(combined), scores, through, len(ids), offsets if turned else (), left_out,
-    )  # fmt: skip
+        previous=by_head(previous),
+        current=by_head(current),
+        duplicate=by_head(duplicate),
+        copy=by_head(copy),
+        match=by_pair(match),
+        trace=by_pair(trace),
+        pointer=by_pair(pointer),
+        combined=by_head(combined),
+        composition=scores,
+        through=through,
+        n_tokens=len(ids),
+        offsets=offsets if turned else (),
+        left_out=left_out,
+    )
 
 
 @question("Which heads match prefixes, foretold from weights?", of="weights", holds=("query-key scales",))
@@ -301,7 +312,15 @@ def matching_trace(
     correlation = {"ratio": _correlation(ratio.values, prefix), "trace": _correlation(trace.values, prefix)}
     turned = any(layer.module.positions.rotates for layer in layers)
     return MatchingTrace(
-        trace, ratio, measured, current, correlation, through, len(ids), offsets if turned else (), left_out
+        trace=trace,
+        ratio=ratio,
+        prefix_matching=measured,
+        current=current,
+        correlation=correlation,
+        through=through,
+        n_tokens=len(ids),
+        offsets=offsets if turned else (),
+        left_out=left_out,
     )
 
 

@@ -130,11 +130,14 @@ def positional_heads(
         kinds += ["+".join(kinds_of(w, layer))] * len(names)
     pattern = torch.cat(patterns)
     return PositionalHeads(
-        _by_offset(pattern, labels, offsets, first_query),
-        Labelled(pattern, ("head", "query", "key"), {"head": labels}),
-        Labelled(torch.cat(shares), ("head",), {"head": labels}),
-        tuple(kinds), first_query, w.folded, left_out,
-    )  # fmt: skip
+        scores=_by_offset(pattern, labels, offsets, first_query),
+        patterns=Labelled(pattern, ("head", "query", "key"), {"head": labels}),
+        position_share=Labelled(torch.cat(shares), ("head",), {"head": labels}),
+        kinds=tuple(kinds),
+        first_query=first_query,
+        folded=w.folded,
+        left_out=left_out,
+    )
 
 
 @checked

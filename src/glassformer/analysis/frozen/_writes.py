@@ -131,12 +131,14 @@ def writes(
     unit = vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny)[:, None]
     names = _names(components)
     return Writes(
-        Labelled(sizes / stream.norm(), ("component",), names),
-        Labelled(vectors @ stream / stream.square().sum(), ("component",), names),
-        Labelled(unit @ unit.mT, ("component", "other"), names | {"other": names["component"]}),
-        Labelled(vectors, ("component", "d_model"), names),
-        components, site, at,
-    )  # fmt: skip
+        norm_share=Labelled(sizes / stream.norm(), ("component",), names),
+        signed_share=Labelled(vectors @ stream / stream.square().sum(), ("component",), names),
+        cosine=Labelled(unit @ unit.mT, ("component", "other"), names | {"other": names["component"]}),
+        vectors=Labelled(vectors, ("component", "d_model"), names),
+        components=components,
+        site=site,
+        position=at,
+    )
 
 
 @question("How much of the stream is each component?", reads=_stack_sites, holds=("norm scales",))

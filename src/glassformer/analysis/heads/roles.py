@@ -105,7 +105,17 @@ def _heads_of(layer: SubLayer) -> list[Head]:
     reading: Reading | None = "mass" if traits.rows_sum_to_one else "signed"
     reading = reading if traits.one_pattern else None
     return [
-        Head(label, part.path, layer.stack, layer.name, layer.layer, h, kind, reading, layer.crosses)
+        Head(
+            label=label,
+            path=part.path,
+            stack=layer.stack,
+            part=layer.name,
+            layer=layer.layer,
+            head=h,
+            mechanism=kind,
+            reading=reading,
+            crosses=layer.crosses,
+        )
         for h, label in enumerate(head_labels(layer))
     ]
 

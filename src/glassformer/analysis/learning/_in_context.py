@@ -117,6 +117,14 @@ def summarise(
     slope = torch.gradient(mean, spacing=(at,))[0] if length > 1 else mean * torch.nan
     over = (("pos",), {"pos": places})
     return InContextLearning(
-        by_position, Labelled(off * (n / max(n - 1, 1)) ** 0.5 if n > 1 else off * torch.nan, *over),
-        Labelled(slope, *over), score, low, high, level, (first[0], first[-1]), (last[0], last[-1]), n,
-    )  # fmt: skip
+        loss=by_position,
+        spread=Labelled(off * (n / max(n - 1, 1)) ** 0.5 if n > 1 else off * torch.nan, *over),
+        slope=Labelled(slope, *over),
+        score=score,
+        low=low,
+        high=high,
+        level=level,
+        early=(first[0], first[-1]),
+        late=(last[0], last[-1]),
+        rows=n,
+    )

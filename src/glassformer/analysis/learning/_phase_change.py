@@ -169,12 +169,16 @@ def trajectory(
     coords: dict[str, Any] = {"step": chosen}
     table = torch.tensor(measures, dtype=torch.float64)
     return Trajectory(
-        Labelled(torch.stack(losses), ("step", "pos"), coords | {"pos": range(1, len(losses[0]) + 1)}),
-        Labelled(table, ("step", "measure"), coords | {"measure": MEASURES}),
-        Labelled(torch.tensor(intervals, dtype=torch.float64), ("step", "end"), coords | {"end": ("low", "high")}),
-        tuple(best), Labelled(torch.tensor([history.tokens(s) for s in chosen]), ("step",), coords), history.name,
-        sum(len(batch.tokens) for batch in rows),
-    )  # fmt: skip
+        losses=Labelled(torch.stack(losses), ("step", "pos"), coords | {"pos": range(1, len(losses[0]) + 1)}),
+        measures=Labelled(table, ("step", "measure"), coords | {"measure": MEASURES}),
+        interval=Labelled(
+            torch.tensor(intervals, dtype=torch.float64), ("step", "end"), coords | {"end": ("low", "high")}
+        ),
+        best_heads=tuple(best),
+        tokens=Labelled(torch.tensor([history.tokens(s) for s in chosen]), ("step",), coords),
+        name=history.name,
+        rows=sum(len(batch.tokens) for batch in rows),
+    )
 
 
 @question("When did induction form, and what changed with it?", of="training runs")
@@ -219,11 +223,14 @@ def phase_change(found: Trajectory) -> PhaseChange:
     ends = torch.tensor([[steps[int(i)], steps[int(i) + 1]] for i in fastest])
     together = torch.stack([_correlation(changes[:, i], changes[:, score]) for i in range(len(MEASURES))])
     return PhaseChange(
-        Labelled(ends, ("measure", "end"), names | {"end": ("from", "to")}),
-        Labelled(speed.gather(0, fastest[None])[0], ("measure",), names),
-        Labelled(together, ("measure",), names),
-        steps[at + 1], (steps[first], steps[last + 1]), (steps[low], steps[high]), height,
-    )  # fmt: skip
+        steepest=Labelled(ends, ("measure", "end"), names | {"end": ("from", "to")}),
+        change=Labelled(speed.gather(0, fastest[None])[0], ("measure",), names),
+        together=Labelled(together, ("measure",), names),
+        step=steps[at + 1],
+        window=(steps[first], steps[last + 1]),
+        bump=(steps[low], steps[high]),
+        bump_height=height,
+    )
 
 
 @question("Which ways do runs take through the space of losses?", of="training runs")
@@ -276,10 +283,14 @@ def loss_trajectories(
     axis: dict[str, Any] = {"component": [f"PC{i + 1}" for i in range(components)]}
     labels = [f"{name} {step}" for name, step in zip(names, steps, strict=True)]
     return LossTrajectories(
-        Labelled(positions, ("snapshot", "component"), axis | {"snapshot": labels}),
-        Labelled(explained, ("component",), axis), Labelled(control.mean(0), ("component",), axis),
-        Labelled(control.std(0), ("component",), axis), tuple(names), tuple(steps), len(places),
-    )  # fmt: skip
+        positions=Labelled(positions, ("snapshot", "component"), axis | {"snapshot": labels}),
+        explained=Labelled(explained, ("component",), axis),
+        control=Labelled(control.mean(0), ("component",), axis),
+        control_spread=Labelled(control.std(0), ("component",), axis),
+        runs=tuple(names),
+        steps=tuple(steps),
+        sample=len(places),
+    )
 
 
 def principal(

@@ -162,12 +162,19 @@ def lens_grid(
     # counted from the end: how long the likeliest token has been the last site's
     settled = len(names) - matches.flip(0).long().cumprod(0).sum(0)
     return LensGrid(
-        grid("top", "k"), grid("top_probability", "k"),
-        None if answers is None else mapped(answers),
-        grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
-        mapped(matches.long().argmax(0)), mapped(settled),
-        tuple(names), translators is not None, _words(model, grid("top", "k")),
-    )  # fmt: skip
+        top=grid("top", "k"),
+        top_probability=grid("top_probability", "k"),
+        answers=None if answers is None else mapped(answers),
+        probability=grid("probability"),
+        rank=grid("rank"),
+        entropy_bits=grid("entropy_bits"),
+        kl_bits=grid("kl_bits"),
+        first=mapped(matches.long().argmax(0)),
+        settled=mapped(settled),
+        sites=tuple(names),
+        tuned=translators is not None,
+        words=_words(model, grid("top", "k")),
+    )
 
 
 class _Readings:

@@ -247,11 +247,15 @@ def _summary(steps: Steps, names: list[str], sums: Tensor, tokens: Tensor, max_o
     split = torch.stack((mean[0] - alone, without - one), -1)
     axes, coords = ("order", "scale"), {"order": orders, "scale": list(SCALES)}
     return Importance(
-        Labelled(by_row.sum(-1) / total, axes, coords),
-        Labelled(gains, axes, coords),
-        Labelled(errors, axes, coords),
-        Labelled(terms, ("order",), {"order": orders}),
-        Labelled(gains / terms[:, None], axes, coords),
-        Labelled(split, ("group", "given"), {"group": names, "given": ["direct", "others"]}),
-        uniform, float(mean[n]), int(total), bool(steps.left_whole), tuple(steps.left_whole),
-    )  # fmt: skip
+        losses=Labelled(by_row.sum(-1) / total, axes, coords),
+        gains=Labelled(gains, axes, coords),
+        errors=Labelled(errors, axes, coords),
+        terms=Labelled(terms, ("order",), {"order": orders}),
+        gains_per_term=Labelled(gains / terms[:, None], axes, coords),
+        groups=Labelled(split, ("group", "given"), {"group": names, "given": ["direct", "others"]}),
+        uniform=uniform,
+        full=float(mean[n]),
+        tokens=int(total),
+        approximate=bool(steps.left_whole),
+        left_whole=tuple(steps.left_whole),
+    )

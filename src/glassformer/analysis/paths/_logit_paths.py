@@ -133,11 +133,17 @@ def expand_paths(
     orders[-1] = remainder
     axes, coords = ("path",), {"path": [path.label for path in found]}
     return PathExpansion(
-        Labelled(values, axes, coords), Labelled(values / question.total, axes, coords),
-        Labelled(values.cumsum(0), axes, coords),
-        Labelled(orders, ("order",), {"order": [*map(str, range(highest + 1)), "more"]}),
-        tuple(found), question.answer, question.against, question.at, question.total, remainder,
-    )  # fmt: skip
+        contributions=Labelled(values, axes, coords),
+        shares=Labelled(values / question.total, axes, coords),
+        cumulative=Labelled(values.cumsum(0), axes, coords),
+        by_order=Labelled(orders, ("order",), {"order": [*map(str, range(highest + 1)), "more"]}),
+        paths=tuple(found),
+        answer=question.answer,
+        against=question.against,
+        position=question.at,
+        total=question.total,
+        remainder=remainder,
+    )
 
 
 @question(
@@ -284,7 +290,15 @@ def _ask(run: Run, answer: str | int | None, against: str | int | None, position
     top[0, at] = u
     raw = run.logits[0, at] if unembed.cap is None else run[unembed.at_raw].values[0, at]
     total = float(raw[chosen] - (0 if other is None else raw[other]))
-    return _SplitLogit(steps, steps.final.adjoint(top), chosen, other, at, total, tuple(constants))
+    return _SplitLogit(
+        steps=steps,
+        direction=steps.final.adjoint(top),
+        answer=chosen,
+        against=other,
+        at=at,
+        total=total,
+        constants=tuple(constants),
+    )
 
 
 def _terms(question: _SplitLogit, max_order: int | None) -> Iterator[Path]:

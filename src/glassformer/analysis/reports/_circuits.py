@@ -244,7 +244,17 @@ def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
     for edge in found.edges()[:k]:
         at = {"kind": edge.kind, "earlier": edge.earlier, "later": edge.later}
         base, spread = (float(table.select(**at).values) for table in (found.null_mean, found.null_sd))
-        edges.append(EdgeFacts(edge.kind, edge.earlier, edge.later, edge.score, base, spread, edge.score - base))
+        edges.append(
+            EdgeFacts(
+                kind=edge.kind,
+                earlier=edge.earlier,
+                later=edge.later,
+                score=edge.score,
+                baseline=base,
+                spread=spread,
+                excess=edge.score - base,
+            )
+        )
     return tuple(edges)
 
 
@@ -252,12 +262,18 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
     seen = {head.label: head.roles for head in heads}
     return tuple(
         InductionFacts(
-            c.kind, c.earlier, c.later, c.role, c.match, c.copy, c.composition,
-            seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
-            seen[c.later].get("prefix_matching"),
+            kind=c.kind,
+            previous=c.earlier,
+            induction=c.later,
+            role=c.role,
+            match=c.match,
+            copy=c.copy,
+            composition=c.composition,
+            role_seen=seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
+            prefix_matching=seen[c.later].get("prefix_matching"),
         )
         for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= WIRED][:k]
-    )  # fmt: skip
+    )
 
 
 def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:

@@ -359,7 +359,15 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[Note]]:
     short = Note(
         sentence("The lens over positions shows {n} of {all}, up to the explained one.", n=len(chosen), all=length)
     )
-    found = LensMap(labels, chosen, top, probability, entropy, kl, grid.words)
+    found = LensMap(
+        labels=labels,
+        positions=chosen,
+        top=top,
+        probability=probability,
+        entropy_bits=entropy,
+        kl_bits=kl,
+        words=grid.words,
+    )
     return found, [] if len(chosen) == length else [short]
 
 

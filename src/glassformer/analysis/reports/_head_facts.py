@@ -33,16 +33,16 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
     facts = tuple(
         HeadFacts(
-            h.label,
-            h.stack,
-            h.part,
-            h.layer,
-            h.head,
-            h.mechanism,
-            added.get(h.label),
-            h.reading,
-            scores.get(h.label, ()),
-            _sink(run, h),
+            label=h.label,
+            stack=h.stack,
+            part=h.part,
+            layer=h.layer,
+            head=h.head,
+            mechanism=h.mechanism,
+            contribution=added.get(h.label),
+            reading=h.reading,
+            roles=scores.get(h.label, ()),
+            sink=_sink(run, h),
         )
         for h in roles.heads(run.model)
     )
@@ -153,7 +153,15 @@ def _top_head(run: Run, position: int, taken: SourceEffects, head: HeadFacts, be
     crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
     by_token = tuple(taken[head.label].values.tolist())
-    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), by_token, key)
+    return TopHead(
+        label=head.label,
+        because=because,
+        contribution=head.contribution or 0.0,
+        basis=basis,
+        weights=tuple(weights),
+        sources=by_token,
+        key=key,
+    )
 
 
 def patterns(run: Run) -> tuple[Pattern, ...]:
@@ -164,5 +172,16 @@ def patterns(run: Run) -> tuple[Pattern, ...]:
         query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
         key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
         weights = run[f"{h.path}.pattern"].values[0, h.head]
-        found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
+        found.append(
+            Pattern(
+                label=h.label,
+                stack=h.stack,
+                part=h.part,
+                layer=h.layer,
+                head=h.head,
+                query=query,
+                key=key,
+                weights=weights,
+            )
+        )
     return tuple(found)

@@ -32,6 +32,15 @@ def model_facts(model: ModelLike) -> ModelFacts:
     mechanisms = tuple(dict.fromkeys(h.mechanism for h in heads))
     config = model.config
     return ModelFacts(
-        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms,
-        model.trained_length, config.output_vocab_size,
-    )  # fmt: skip
+        name=model.name,
+        kind=kind,
+        parameters=parameters,
+        n_layers=len(blocks),
+        n_heads=most,
+        d_model=config.d_model,
+        vocab_size=config.vocab_size,
+        max_len=config.max_len,
+        mechanisms=mechanisms,
+        trained_length=model.trained_length,
+        output_vocab_size=config.output_vocab_size,
+    )

@@ -50,7 +50,7 @@ def one_by_one(
     """
     require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
-    loop = Loop(model, base, target, base_edit, plan, metrics, grad)
+    loop = Loop(model=model, inputs=base, target=target, base_edit=base_edit, plan=plan, metrics=metrics, grad=grad)
     found: list[Tensor] = []
     for row in range(len(plan.rows)):
         found.append(loop.row(row))

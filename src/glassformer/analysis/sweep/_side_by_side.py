@@ -55,7 +55,7 @@ def side_by_side(
     Raises:
         AnalysisUnavailable: The module does not give the same numbers twice, so that rows cannot be compared.
     """
-    loop = Loop(model, base, target, base_edit, plan, metrics, grad)
+    loop = Loop(model=model, inputs=base, target=target, base_edit=base_edit, plan=plan, metrics=metrics, grad=grad)
     whole = loop.base()
     if not _difference(loop.base(), whole) <= _rounding(whole):
         raise AnalysisUnavailable(

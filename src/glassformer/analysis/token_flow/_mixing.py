@@ -239,7 +239,9 @@ def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer,
             value = value * factor[:, :1]
         else:
             gate = factor
-    return Moves(part, head_labels(layer), pattern, weight, value, gate, output)
+    return Moves(
+        part=part, labels=head_labels(layer), pattern=pattern, weight=weight, value=value, gate=gate, output=output
+    )
 
 
 def _label(layer: SubLayer) -> str:

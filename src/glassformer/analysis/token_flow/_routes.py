@@ -148,10 +148,14 @@ def information_flow_routes(
         inputs, labels = torch.cat((from_source, inputs)), position_labels(source, "source ") + labels
     heads = list(tracer.heads)
     return FlowRoutes(
-        Labelled(inputs, ("key",), {"key": labels}),
-        Labelled(torch.tensor([tracer.heads[h] for h in heads], dtype=torch.float64), ("head",), {"head": heads}),
-        tuple(tracer.nodes), tuple(tracer.edges), threshold, tracer.constants, tracer.dropped,
-    )  # fmt: skip
+        inputs=Labelled(inputs, ("key",), {"key": labels}),
+        heads=Labelled(torch.tensor([tracer.heads[h] for h in heads], dtype=torch.float64), ("head",), {"head": heads}),
+        nodes=tuple(tracer.nodes),
+        edges=tuple(tracer.edges),
+        threshold=threshold,
+        constants=tracer.constants,
+        dropped=tracer.dropped,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -121,10 +121,17 @@ def bigrams(
     coords = {"current": [names[i] for i in ids.tolist()]}
     nothing = table is None
     return Bigrams(
-        Labelled(probability, ("current", "rank"), coords), Labelled(outputs, ("current", "rank"), coords),
-        Labelled(torch.cat(kl), ("current",), coords), float("nan") if nothing else float(loss),
-        float("nan") if nothing else float(entropy), position, _layers(w), names, output_names, w.folded,
-    )  # fmt: skip
+        probability=Labelled(probability, ("current", "rank"), coords),
+        outputs=Labelled(outputs, ("current", "rank"), coords),
+        kl_nats=Labelled(torch.cat(kl), ("current",), coords),
+        loss_nats=float("nan") if nothing else float(loss),
+        entropy_nats=float("nan") if nothing else float(entropy),
+        position=position,
+        layers=_layers(w),
+        names=names,
+        output_names=output_names,
+        folded=w.folded,
+    )
 
 
 def direct_log_probs(w: HeadWeights, ids: Int[Tensor, " n"], position: int | None = None) -> Float[Tensor, "n vocab"]:

@@ -210,11 +210,23 @@ def skip_trigrams(
         return Labelled(values, ("head", "rule"), coords)
 
     beside = (direct.left[destination] * direct.right[:, output].movedim(0, -1)).sum(-1)
+    names, output_names = names_of_both(w, [source, destination], [output])
     return SkipTrigrams(
-        field(contribution), field(attention), field(preference), field(effect), field(beside), field(source),
-        field(destination), field(output), tuple(rivals.tolist()), offsets,
-        *names_of_both(w, [source, destination], [output]), w.folded, left_out,
-    )  # fmt: skip
+        contribution=field(contribution),
+        attention=field(attention),
+        preference=field(preference),
+        effect=field(effect),
+        direct=field(beside),
+        sources=field(source),
+        destinations=field(destination),
+        outputs=field(output),
+        context=tuple(rivals.tolist()),
+        offsets=offsets,
+        names=names,
+        output_names=output_names,
+        folded=w.folded,
+        left_out=left_out,
+    )
 
 
 @question("Which skip-trigrams does a head hold that no text asks for?", of="weights")
@@ -271,13 +283,19 @@ def crossed_trigrams(
     coords: dict[str, list[str]] = dict(zip(axes, [labels, *names]))
     direct = _direct(w)
     return CrossedTrigrams(
-        Labelled(cells, axes, coords),
-        Labelled(wrong.to(cells.dtype), axes, coords),
-        Labelled(mass, axes[:2], {a: coords[a] for a in axes[:2]}),
-        Labelled(direct.rows(d)[:, o], axes[2:], {a: coords[a] for a in axes[2:]}),
-        tuple(s.tolist()), tuple(d.tolist()), tuple(o.tolist()), tuple(rivals.tolist()), offsets, w.folded, centred,
-        left_out,
-    )  # fmt: skip
+        contribution=Labelled(cells, axes, coords),
+        wrong=Labelled(wrong.to(cells.dtype), axes, coords),
+        bug_mass=Labelled(mass, axes[:2], {a: coords[a] for a in axes[:2]}),
+        direct=Labelled(direct.rows(d)[:, o], axes[2:], {a: coords[a] for a in axes[2:]}),
+        sources=tuple(s.tolist()),
+        destinations=tuple(d.tolist()),
+        outputs=tuple(o.tolist()),
+        context=tuple(rivals.tolist()),
+        offsets=offsets,
+        folded=w.folded,
+        centred=centred,
+        left_out=left_out,
+    )
 
 
 @question("What do wrong skip-trigrams cost?", of="texts", holds=("patterns", "norm scales"))

@@ -187,13 +187,22 @@ def token_pairs(
     values, rows, columns = (torch.cat(parts) for parts in zip(*found))
     outputs = output_choice(w, ids) if circuit == "OV" else ids
     rows, columns = ids[rows], columns if outputs is None else outputs[columns]
-    names = names_of_both(w, [rows], [columns]) if circuit == "OV" else names_of_both(w, [rows, columns], [])
+    read, written = ([rows], [columns]) if circuit == "OV" else ([rows, columns], [])
+    names, output_names = names_of_both(w, read, written)
     coords = {"head": labels}
     return TokenPairs(
-        Labelled(values, ("head", "rank"), coords), Labelled(rows, ("head", "rank"), coords),
-        Labelled(columns, ("head", "rank"), coords), circuit, offsets, *names, w.folded, through,
-        len(ids), left_out,
-    )  # fmt: skip
+        values=Labelled(values, ("head", "rank"), coords),
+        rows=Labelled(rows, ("head", "rank"), coords),
+        columns=Labelled(columns, ("head", "rank"), coords),
+        circuit=circuit,
+        offsets=offsets,
+        names=names,
+        output_names=output_names,
+        folded=w.folded,
+        through=through,
+        n_tokens=len(ids),
+        left_out=left_out,
+    )
 
 
 @question("What does each head make of one token?", of="weights")
@@ -246,12 +255,22 @@ def token_circuits(
     def field(values: Tensor, names: list[str]) -> Labelled:
         return Labelled(values, ("head", "rank"), {"head": names})
 
+    names, output_names = names_of_both(w, [sought.indices], [raised.indices, lowered.indices])
     return TokenCircuits(
-        field(raised.values, labels), field(lowered.values, labels), field(sought.values, look_labels),
-        field(raised.indices, labels), field(lowered.indices, labels), field(sought.indices, look_labels),
-        at, offsets, *names_of_both(w, [sought.indices], [raised.indices, lowered.indices]), w.folded, through,
-        left_out | without,
-    )  # fmt: skip
+        raised=field(raised.values, labels),
+        lowered=field(lowered.values, labels),
+        sought=field(sought.values, look_labels),
+        raised_tokens=field(raised.indices, labels),
+        lowered_tokens=field(lowered.indices, labels),
+        sought_tokens=field(sought.indices, look_labels),
+        token=at,
+        offsets=offsets,
+        names=names,
+        output_names=output_names,
+        folded=w.folded,
+        through=through,
+        left_out=left_out | without,
+    )
 
 
 @checked

@@ -75,7 +75,7 @@ class Classes:
         # a single query takes its class from the state as it lies: none of its keys is made up
         back = (m - n) // rate if n_classes == 1 else -(-(m - n) // rate)
         total = max(m, context.key_positions.shape[-1])
-        return cls(rate, n, m, total, n_classes, -(-n // n_classes), back)
+        return cls(rate=rate, n=n, m=m, total=total, n_classes=n_classes, rows=-(-n // n_classes), back=back)
 
     @property
     def front(self) -> int:

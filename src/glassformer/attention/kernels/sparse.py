@@ -88,7 +88,7 @@ def strided(
         window: Distance of the nearest key that is outside.
     """
     batch, n = k.shape[0], k.shape[-2]
-    classes = Classes(stride, n, n, n, stride, -(-n // stride), 0)
+    classes = Classes(rate=stride, n=n, m=n, total=n, n_classes=stride, rows=-(-n // stride), back=0)
     at = torch.arange(classes.rows * stride, device=k.device).view(-1, stride).mT
     far = Pairs(
         classes.queries, partial(classes.restored, batch=batch), classes.keys(k), classes.keys(v),
@@ -114,7 +114,7 @@ def near(
     """
     batch, n = k.shape[0], k.shape[-2]
     n_classes = min(n, rate)
-    classes = Classes(rate, n, n, n, n_classes, -(-n // n_classes), 0)
+    classes = Classes(rate=rate, n=n, m=n, total=n, n_classes=n_classes, rows=-(-n // n_classes), back=0)
     rows, back = blocks_of(window)
     ahead, blocks = 0 if context.looks_back else back, -(-classes.rows // rows)
     start = torch.arange(blocks, device=k.device)[:, None] * rows
@@ -196,7 +196,7 @@ def fixed(
         return [own]
     last = at[:, stride - summary :].flatten()[:n_last]
     copies = math.gcd(stride, SHARED)
-    classes = Classes(copies, n, n, n, copies, -(-n // copies), 0)
+    classes = Classes(rate=copies, n=n, m=n, total=n, n_classes=copies, rows=-(-n // copies), back=0)
     queries = torch.arange(classes.rows * copies, device=k.device).view(-1, copies).mT
     keys, values = (rows[..., last, :][:, None].expand(-1, copies, -1, -1, -1).flatten(0, 1) for rows in (k, v))
     far = Pairs(
