@@ -50,7 +50,7 @@ def parameters_of(part: str, maps: nn.Linear | LinearMaps | None) -> Iterator[tu
 def linear(
     x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None = None
 ) -> Float[Tensor, "*batch d_out"]:
-    """Return x W' + b; equal to `F.linear` up to rounding."""
+    """An affine map, x W' + b; equal to `F.linear` up to rounding."""
     if not _onednn_serves(x, weight):
         return F.linear(x, weight, bias)
     if has_torch_function((x, weight)):

@@ -62,7 +62,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def columns_for(panels: int) -> int:
-    """Return how many panels stand beside each other, so that a page's column shows them at a size to read."""
+    """The number of panels beside each other, so that a page's column shows them at a size to read."""
     return min(panels, 2) if panels <= 8 else 3
 
 

@@ -72,7 +72,7 @@ def beam_search(
     allow_unknown: bool = False,
     edit: Edits = (),
 ) -> Beams:
-    """Return the best continuations that a beam of width `n_beams` finds.
+    """Beam search: the best continuations that a beam of width `n_beams` finds.
 
     Args:
         model: A decoder or an encoder-decoder.

@@ -391,14 +391,14 @@ else:
 
 
 def require_model(found: Any, analysis: str = "this analysis") -> Model:
-    """Return a model of ours; raises `AnalysisUnavailable` for anything else, and says what would work."""
+    """A model of ours; raises `AnalysisUnavailable` for anything else, and says what would work."""
     if isinstance(found, Model):
         return found
     raise AnalysisUnavailable(_refusal(found, analysis))
 
 
 def require_module(found: Any, analysis: str = "this analysis") -> nn.Module:
-    """Return a module of any kind; raises `AnalysisUnavailable` for anything else, and says what would work."""
+    """A module of any kind; raises `AnalysisUnavailable` for anything else, and says what would work."""
     if isinstance(found, nn.Module):
         return found
     raise AnalysisUnavailable(_refusal(found, analysis))

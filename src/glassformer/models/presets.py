@@ -125,7 +125,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """Return a preset by name.
+    """A preset by name.
 
     Raises:
         UnknownModel: No preset of that name; the message gives the nearest one.

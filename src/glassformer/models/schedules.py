@@ -23,7 +23,7 @@ from glassformer.models.norms import LayerNorm, NormConfig
 
 
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:
-    """Return `n_layers` blocks that cycle through the pattern: `repeat([lightning] * 7 + [softmax], 32)`."""
+    """`n_layers` blocks that cycle through the pattern: `repeat([lightning] * 7 + [softmax], 32)`."""
     blocks = [pattern] if isinstance(pattern, BlockConfig) else list(pattern)
     require(
         len(blocks) > 0 and n_layers >= 0,
@@ -33,13 +33,13 @@ def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple
 
 
 def every(n: int, special: BlockConfig, other: BlockConfig, n_layers: int) -> tuple[BlockConfig, ...]:
-    """Return `n_layers` blocks of which every n-th (the n-th, 2n-th, …) is special."""
+    """`n_layers` blocks of which every n-th (the n-th, 2n-th, …) is special."""
     require(n >= 1, f"every: n must be at least 1, found {n}.")
     return tuple(special if (i + 1) % n == 0 else other for i in range(n_layers))
 
 
 def alternate(first: BlockConfig, second: BlockConfig, n_layers: int) -> tuple[BlockConfig, ...]:
-    """Return first, second, first, …"""
+    """Blocks of two kinds in turn: first, second, first, …"""
     return repeat([first, second], n_layers)
 
 
@@ -65,7 +65,7 @@ def block(
     norm_after: NormConfig | None = None,
     shared_norm: bool = False,
 ) -> BlockConfig:
-    """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
+    """The usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
 
     `dropout` is on what each sub-layer writes, `attn_dropout` on the weights of each pattern; an MLP has its own. A
     `projection` says by itself what it has of biases, norms and clipping.
@@ -95,7 +95,7 @@ def block(
 
 
 def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockConfig:
-    """Return the block with the layer that a mechanism's paper builds around it.
+    """The block with the layer that a mechanism's paper builds around it.
 
     `block(Differential(), …)` builds the mechanism alone; the paper also norms each head and grows lambda with depth.
 
@@ -111,7 +111,7 @@ def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockC
 
 
 def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tuple[BlockConfig, ...]:
-    """Return lightning blocks as published, with softmax in every `period`-th layer.
+    """Lightning blocks as published, with softmax in every `period`-th layer.
 
     Source: MiniMax 2025, "MiniMax-01", section 2.2, where the period is 8.
     """

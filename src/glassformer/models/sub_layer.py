@@ -152,7 +152,7 @@ def _sub_layer(block: Block, name: str, stack: str, index: int, place: int, firs
 
 
 def written_before(layers: Sequence[SubLayer], site: str) -> list[SubLayer]:
-    """Return the sub-layers that have written to the stream at a place of it."""
+    """The sub-layers that have written to the stream at a place of it."""
     earlier: list[SubLayer] = []
     for layer in layers:
         places = layer.block.at_resid

@@ -170,7 +170,7 @@ Bound = Binding | Provenance
 
 
 def of_several(analysis: str, bounds: Sequence[Bound | None], seed: int | None = None) -> Bound | None:
-    """Return that of a result made from several of one model: it read what all of them read.
+    """Provenance of a result made from several of one model: it read what all of them read.
 
     None if one has none, or if they are of different models, or of one before and after its weights were changed.
     """
@@ -189,7 +189,7 @@ def of_several(analysis: str, bounds: Sequence[Bound | None], seed: int | None =
 
 
 def of_runs(analysis: str, runs: Sequence[str], inputs: Sequence[Any], seed: int | None) -> Provenance:
-    """Return that of a result made from the checkpoints of training runs, which are models of many digests."""
+    """Provenance of a result made from the checkpoints of training runs, which are models of many digests."""
     why = "measured at several checkpoints, each of which has a digest of its own"
     return Provenance(
         analysis=analysis,

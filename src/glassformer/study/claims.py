@@ -113,7 +113,7 @@ class Quantity:
 
 
 def value(measure: str, **where: Any) -> Quantity:
-    """Return the measure of the one case that is named; where several are, their mean."""
+    """The measure of the one case that is named; where several are, their mean."""
 
     def of(runs: Runs) -> float:
         return statistics.fmean(run.measure(measure) for run in _matching(runs, where))
@@ -122,7 +122,7 @@ def value(measure: str, **where: Any) -> Quantity:
 
 
 def slope(measure: str, over: str, **where: Any) -> Quantity:
-    """Return the slope of a measure over an axis of the grid, by least squares."""
+    """The slope of a measure over an axis of the grid, by least squares."""
 
     def of(runs: Runs) -> float:
         points = list(_along(runs, measure, over, where))
@@ -134,7 +134,7 @@ def slope(measure: str, over: str, **where: Any) -> Quantity:
 
 
 def growth(measure: str, over: str, **where: Any) -> Quantity:
-    """Return the exponent of a measure that grows as a power of an axis: the slope of logarithms."""
+    """The exponent of a measure that grows as a power of an axis: the slope of logarithms."""
 
     def of(runs: Runs) -> float:
         points = list(_along(runs, measure, over, where))
@@ -147,7 +147,7 @@ def growth(measure: str, over: str, **where: Any) -> Quantity:
 
 
 def least_step(measure: str, over: str, order: Sequence[Any], **where: Any) -> Quantity:
-    """Return by how much a measure rises at least from one value of an axis to the next, in the order given.
+    """The smallest rise of a measure from one value of an axis to the next, in the order given.
 
     Above 0, the values are in that order.
     """
@@ -192,17 +192,17 @@ def _end(number: float | int) -> str:
 
 
 def above(least: float | int) -> Expectation:
-    """Return the expectation of a number above `least`."""
+    """The expectation of a number above `least`."""
     return Expectation(low=least)
 
 
 def below(most: float | int) -> Expectation:
-    """Return the expectation of a number below `most`."""
+    """The expectation of a number below `most`."""
     return Expectation(high=most)
 
 
 def within(distance: float | int, of: float | int) -> Expectation:
-    """Return the expectation of a number that equals `of`, give or take `distance`."""
+    """The expectation of a number that equals `of`, give or take `distance`."""
     return Expectation(of - distance, of + distance)
 
 
@@ -247,7 +247,7 @@ class Decision:
 
 
 def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Decision:
-    """Return a claim decided over seeds.
+    """A claim decided over seeds.
 
     Args:
         claim: The claim.
@@ -289,7 +289,7 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
 
 
 def interval(values: Sequence[float], *, exact: bool = False) -> tuple[float, float, float]:
-    """Return the mean of some numbers and the ends of its 95 % interval by Student's t; NaN where there is none.
+    """The mean of some numbers and the ends of its 95 % interval by Student's t; NaN where there is none.
 
     Args:
         values: One per seed.

@@ -118,7 +118,7 @@ def run_study(
 
 
 def survey(study: Study, scale: str, folder: str | Path = RUNS) -> list[State]:
-    """Return for each case whether its run is there and current."""
+    """The state of each case: whether its run is there and current."""
     found = [records.read(records.place(Path(folder), study.name, case)) for case in study.cases(scale)]
     return ["missing" if record is None else record.state() for record in found]
 

@@ -27,7 +27,7 @@ FOUND = "found"
 
 
 def names() -> list[str]:
-    """Return the names of all studies that are installed, sorted."""
+    """The names of all studies that are installed, sorted."""
     return sorted({*_own(), *(point.name for point in entry_points(group=GROUP))})
 
 
@@ -53,7 +53,7 @@ def find(name: str) -> Study:
 
 
 def shipped(name: str) -> dict[str, Any] | None:
-    """Return the report of a study that came with the package, or None if none did."""
+    """The report of a study that came with the package, or None if none did."""
     path = shipped_at(name)
     return read_json(path) if path.is_file() else None
 

@@ -60,7 +60,7 @@ class Differential(MixerConfig, kind="differential"):
 
 
 def lambda_init_at(layer: int) -> float:
-    """Return the paper's schedule, 0.8 - 0.6 exp(-0.3 layer), for layers counted from 0."""
+    """The paper's schedule of lambda at initialisation, 0.8 - 0.6 exp(-0.3 layer), for layers counted from 0."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 

@@ -17,7 +17,7 @@ def sinusoids(
     layout: Literal["interleaved", "halves"] = "interleaved",
     slowest: bool = False,
 ) -> Float[Tensor, "... d_model"]:
-    """Return sines and cosines of position * 10000^(-2t/d_model) in float64.
+    """Sinusoidal positions: sines and cosines of position * 10000^(-2t/d_model) in float64.
 
     Args:
         positions: Positions.

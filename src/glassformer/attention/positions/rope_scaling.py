@@ -172,7 +172,7 @@ class YarnScaling(RopeScaling, kind="yarn"):
 
 
 def yarn_amplitude(factor: float, weight: float = 1.0) -> float:
-    """Return 0.1 * weight * ln(factor) + 1, or 1 where nothing is stretched."""
+    """YaRN's amplitude: 0.1 * weight * ln(factor) + 1, or 1 where nothing is stretched."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 

@@ -54,7 +54,7 @@ def _named(piece: str | Piece, layer: str, suffix: str) -> Piece:
 
 
 def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: torch.dtype) -> Tensor:
-    """Return one of our tensors from theirs: theirs itself where nothing has to be moved or converted.
+    """One of our tensors from theirs: theirs itself where nothing has to be moved or converted.
 
     Args:
         name: Ours, for messages.
@@ -112,7 +112,7 @@ def _room(name: str, source: Source, dtype: torch.dtype) -> Tensor:
 def taken_apart(
     parts: Mapping[str, Source], read: Callable[[str], Tensor], names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return their tensors from ours: the inverse of `assembled` over a whole model or some of its tensors.
+    """Their tensors from ours: the inverse of `assembled` over a whole model or some of its tensors.
 
     Args:
         parts: What each of our tensors is made of.
@@ -159,7 +159,7 @@ def _write(part: Tensor, ours: Tensor, name: str, theirs: str) -> None:
 
 
 def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles) -> dict[str, str]:
-    """Return for each tensor of theirs that a model needs the name it has in the files.
+    """The names that tensors have in the files, for each of theirs that a model needs.
 
     Args:
         family: Whose table made the parts.
