@@ -33,8 +33,8 @@ from glassformer.bench.costs import (
     PACKED_BACKWARD,
     STEP,
     AttentionCosts,
-    Measured,
-    Table,
+    CostTable,
+    MeasuredCall,
 )  # fmt: skip
 from glassformer.bench.machine import processor
 from glassformer.bench.memory import KEPT, SEEN, UNSEEN, keep_freed_memory, peak_bytes
@@ -114,7 +114,7 @@ def attention_costs(
     setting = _Setting(
         n_heads=n_heads, d_head=d_head, batch=batch, device=where, dtype=kind, seconds=seconds, seed=seed, kept=kept
     )
-    table = Table(names, lengths, setting.clock)
+    table = CostTable(names, lengths, setting.clock)
     done, total = 0, sum(lengths) * len(CALLS) * len(configs)
     with _threads(threads):
         for config in configs:
@@ -227,7 +227,7 @@ class _Mechanism:
         self.taken: dict[str, tuple[int, float, float]] = {}
         self.stopped: set[str] = set()
 
-    def measure(self, call: str, length: int, table: Table) -> None:
+    def measure(self, call: str, length: int, table: CostTable) -> None:
         """Measure one call at one length, or say why not; of a length that only foretells, a single round."""
         if call in self.stopped:
             return
@@ -265,7 +265,7 @@ class _Mechanism:
             )  # fmt: skip
         return ""
 
-    def _measure(self, call: str, length: int, table: Table) -> None:
+    def _measure(self, call: str, length: int, table: CostTable) -> None:
         asked = length in table.lengths
         if call == STEP:
             return self._measure_step(length, table) if asked else None
@@ -285,14 +285,14 @@ class _Mechanism:
             subject, baseline = partial(ours, context), partial(theirs, context)
             if asked:
                 found = compare(subject, baseline, rounds=ROUNDS, seconds=self.setting.seconds, warmup=1, wait=wait)
-                table.measured[call, self.name, length] = Measured(found, *map(_number, peaks))
+                table.measured[call, self.name, length] = MeasuredCall(found, *map(_number, peaks))
                 round_ = found.subject.wall + 2 * found.baseline.wall
             else:
                 round_ = timed(subject, wait=wait).wall + 2 * timed(baseline, wait=wait).wall
         self.taken[call] = (length, round_, float(max(peak or 0 for peak in peaks)))
 
     @torch.no_grad()
-    def _measure_step(self, length: int, table: Table) -> None:
+    def _measure_step(self, length: int, table: CostTable) -> None:
         """Time steps in a row, each on the state of the one before it, and count what the first of them begins with."""
         setting = self.setting
         inputs, fused = self._inputs(length + STEPS + 1), self._fused_inputs(length + STEPS + 1)
@@ -331,7 +331,7 @@ class _Mechanism:
         found = compare_timed(subject, baseline, rounds=ROUNDS, seconds=setting.seconds)
         kept = fused.first(length)
         held = _bytes(tensors(state)), _bytes([kept.k, kept.v])
-        table.measured[STEP, self.name, length] = Measured(found, *map(_number, peaks), *map(float, held))
+        table.measured[STEP, self.name, length] = MeasuredCall(found, *map(_number, peaks), *map(float, held))
 
     def _mixed(self, inputs: _Inputs, context: Context) -> Tensor:
         return self.mixer(*inputs, context, None, None)[0]

@@ -90,7 +90,7 @@ class AttentionCosts(Result):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCall:
     """One call of a mechanism at one length, beside the fused baseline.
 
     Args:
@@ -109,7 +109,7 @@ class Measured:
 
 
 @dataclass
-class Table:
+class CostTable:
     """What was measured, by call, mechanism and length; and what was not, by mechanism and call.
 
     Args:
@@ -121,7 +121,7 @@ class Table:
     names: list[str]
     lengths: list[int]
     clock: str
-    measured: dict[tuple[str, str, int], Measured] = field(default_factory=dict)
+    measured: dict[tuple[str, str, int], MeasuredCall] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def result(self, seed: int, **facts: Any) -> AttentionCosts:
@@ -148,26 +148,26 @@ class Table:
         notes = _busy(same_high.values - same_low.values)
         return found.noted(*notes).bound(_provenance(found, self.names, seed))
 
-    def each(self, of: Callable[[Measured], float]) -> Labelled:
+    def each(self, of: Callable[[MeasuredCall], float]) -> Labelled:
         """A number of each call of each mechanism at each length; NaN where it was not measured."""
         values = [[[self._number(call, name, n, of) for n in self.lengths] for name in self.names] for call in CALLS]
         coords = {"call": list(CALLS), "mechanism": self.names, "length": self.lengths}
         return Labelled(torch.tensor(values, dtype=torch.float64), ("call", "mechanism", "length"), coords)
 
-    def beside(self, of: Callable[[Measured], float], fused: Callable[[Measured], float]) -> Labelled:
+    def beside(self, of: Callable[[MeasuredCall], float], fused: Callable[[MeasuredCall], float]) -> Labelled:
         """The same with the baseline before them: the median of what it was beside each mechanism."""
         ours, theirs = self.each(of), self.each(fused)
         values = torch.cat((theirs.values.nanmedian(1, keepdim=True).values, ours.values), 1)
         return Labelled(values, ours.axes, {**ours.coords, "mechanism": [FUSED, *self.names]})
 
-    def _number(self, call: str, name: str, length: int, of: Callable[[Measured], float]) -> float:
+    def _number(self, call: str, name: str, length: int, of: Callable[[MeasuredCall], float]) -> float:
         found = self.measured.get((call, name, length))
         return NAN if found is None else of(found)
 
-    def _ratio(self, measured: Measured) -> Spread:
+    def _ratio(self, measured: MeasuredCall) -> Spread:
         return getattr(measured.comparison, self.clock)
 
-    def _same(self, measured: Measured) -> Spread:
+    def _same(self, measured: MeasuredCall) -> Spread:
         return getattr(measured.comparison, f"{self.clock}_same")
 
 

@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, Prompts
+from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -11,7 +11,7 @@ def edges(
     model: ModelName,
     /,
     *,
-    prompts: Prompts,
+    prompts: PromptOptions,
     verify: int = 12,
     metric: OneMeasure = "logit-difference",
     top: int = 6,

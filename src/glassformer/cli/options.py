@@ -2,7 +2,7 @@
 
 A verb takes a group as one parameter, and the command line shows the group's flags among its own.
 
-    def patch(model: ModelName, /, *, prompts: Prompts, output: Output, top: int = 6) -> None
+    def patch(model: ModelName, /, *, prompts: PromptOptions, output: Output, top: int = 6) -> None
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptOptions:
     """Which clean and corrupt prompts are compared: from a file, from a template, or typed.
 
     Args:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import Measure, ModelName, Opening, Output, Prompts
+from glassformer.cli.options import Measure, ModelName, Opening, Output, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
@@ -19,7 +19,7 @@ def patch(
     model: ModelName,
     /,
     *,
-    prompts: Prompts,
+    prompts: PromptOptions,
     sites: tuple[str, ...] = (),
     by: tuple[str, ...] = (),
     direction: Literal["denoising", "noising", "both"] = "denoising",

@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, Prompts
+from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -16,7 +16,7 @@ def paths(
     receivers: Annotated[tuple[str, ...], tyro.conf.Positional] = ("logits",),
     /,
     *,
-    prompts: Prompts,
+    prompts: PromptOptions,
     metric: OneMeasure = "logit-difference",
     top: int = 6,
     opening: Opening,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import prompt_of, token_of
-from glassformer.cli.options import Measure, Output, Prompts
+from glassformer.cli.options import Measure, Output, PromptOptions
 from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
@@ -68,7 +68,7 @@ class ComparedPrompts:
         return sweep.metric_named(name, asked.answer, asked.wrong, asked.pos, clean)
 
 
-def prompts_of(model: "ModelLike", options: Prompts) -> ComparedPrompts:
+def prompts_of(model: "ModelLike", options: PromptOptions) -> ComparedPrompts:
     """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
 
     Raises:
@@ -130,7 +130,7 @@ def present(
     deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read, shown=shown)
 
 
-def _pairs(model: "ModelLike", options: Prompts) -> Any:
+def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
     from glassformer import data
 
     if options.pairs is not None:

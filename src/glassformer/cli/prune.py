@@ -1,7 +1,7 @@
 """`glassformer prune`: the circuit that is left when edges that cost little are cut."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, Prompts
+from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -12,7 +12,7 @@ def prune(
     /,
     *,
     threshold: float,
-    prompts: Prompts,
+    prompts: PromptOptions,
     metric: OneMeasure = "logit-difference",
     top: int = 6,
     opening: Opening,

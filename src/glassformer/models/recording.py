@@ -21,7 +21,7 @@ from glassformer.trace import At, Columns, Read, Request, Site, SiteTable, Tape,
 _UNSEEN = {"pattern": 0.0, "patterns": 0.0, "scores": float("-inf")}
 
 
-class Part(NamedTuple):
+class RecordedPart(NamedTuple):
     """What one pass said at a site, and which columns it read."""
 
     value: Tensor
@@ -48,7 +48,7 @@ class Recording:
         # in the order in which a pass comes by, as in a run
         self.requests = dict(sorted(tape.requests.items(), key=lambda asked: order[asked[1].read.site]))
         self.reads = {name: _of_pass(request, tape.table, batch) for name, request in self.requests.items()}
-        self.parts: dict[Read, list[Part]] = {}
+        self.parts: dict[Read, list[RecordedPart]] = {}
 
     def of_pass(self, of_source: bool) -> list[Read]:
         """Return what a pass is to record: of the encoder, or of everything else."""
@@ -62,7 +62,7 @@ class Recording:
             parts = self.parts.setdefault(request.read, [])
             if columns.first == 0 or not growing_axes(self.table[request.read.site]):
                 parts.clear()
-            parts.append(Part(value, columns))
+            parts.append(RecordedPart(value, columns))
 
     def forget(self) -> None:
         """Let go of what was recorded so far."""
@@ -87,7 +87,7 @@ class Recording:
             found[name] = value if batch is None else value.select(batch=batch)
         return found
 
-    def _joined(self, read: Read, site: Site, parts: Sequence[Part], rows: Sequence[Sequence[str]]) -> Tensor:
+    def _joined(self, read: Read, site: Site, parts: Sequence[RecordedPart], rows: Sequence[Sequence[str]]) -> Tensor:
         """Return the values of all passes as one, each row's real tokens first."""
         grows, axes = growing_axes(site), _axes(read, site)
         if not grows:
@@ -145,7 +145,7 @@ def _axes(read: Read, site: Site) -> tuple[str, ...]:
     return tuple(read.at.remaining(site.axes))
 
 
-def _of_columns(part: Part, site: Site, axes: Sequence[str], along: int, last: int) -> Tensor:
+def _of_columns(part: RecordedPart, site: Site, axes: Sequence[str], along: int, last: int) -> Tensor:
     """Return what a pass said of the columns it read: rows of a pattern over all keys there are in the end."""
     value, (first, end, _) = part.value, part.columns
     if {"query", "key"} <= {*growing_axes(site)}:

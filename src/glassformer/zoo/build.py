@@ -29,7 +29,7 @@ from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import ModelCard, card, write_card
-from glassformer.zoo.sentences import Measured, sentences
+from glassformer.zoo.sentences import MeasuredFigures, sentences
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
@@ -244,7 +244,7 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def assignments(model: ModelLike, trained: Data) -> Measured:
+def assignments(model: ModelLike, trained: Data) -> MeasuredFigures:
     """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
     text = "\n".join(map(model.require_tokenizer().decode, trained.documents("train")))
     pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
@@ -261,7 +261,7 @@ def assignments(model: ModelLike, trained: Data) -> Measured:
         figures[name] = sum(found == second for found, (_, second) in zip(said, unseen)) / max(len(unseen), 1)
         told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen))
         notes.append(f"{name}: share of {len(unseen)} texts completed greedily; {about} in training text: {told}")
-    return Measured(figures, notes)
+    return MeasuredFigures(figures, notes)
 
 
 def _completed(model: ModelLike, prompt: str) -> str:
@@ -277,7 +277,7 @@ def _continued(model: ModelLike, prompt: str, n: int = 24) -> str:
     return tokenizer.decode(made.tokens[0])
 
 
-def _roles(model: ModelLike, documents: list[list[int]], length: int) -> Measured:
+def _roles(model: ModelLike, documents: list[list[int]], length: int) -> MeasuredFigures:
     """Return each role's best head on repeated random tokens, and the same roles on held-out text as it stands."""
     rows = [ids[i : i + length] for ids in documents for i in range(0, len(ids) - length + 1, length)]
     ids = torch.tensor(rows[:N_ROLE_ROWS])
@@ -307,7 +307,7 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> Measure
         f"prefix_matching_on_repeated_text: {len(spans)} spans of {SPAN} tokens of held-out text, {SPAN_REPEATS} times "
         f"over: {head} {score:.2f} (the head named on random tokens {own:.2f})"
     )
-    return Measured(figures, notes)
+    return MeasuredFigures(figures, notes)
 
 
 def _own(found: HeadScores, drawn: HeadScores) -> float:

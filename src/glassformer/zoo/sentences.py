@@ -22,14 +22,14 @@ N_PAIRS, N_NAMING, N_ABLATED, N_DRAWS = 1000, 64, 200, 10
 LEAST_CARRIED = 0.1  # of the logit difference, from which on a head is named
 
 
-class Measured(NamedTuple):
+class MeasuredFigures(NamedTuple):
     """Figures and notes on them."""
 
     figures: dict[str, float]
     notes: list[str]
 
 
-def sentences(model: ModelLike, template: str) -> Measured:
+def sentences(model: ModelLike, template: str) -> MeasuredFigures:
     """Return figures of one template, and what they mean.
 
     Args:
@@ -49,7 +49,9 @@ def sentences(model: ModelLike, template: str) -> Measured:
     ]
     own, others = _heads(model, _pairs(model, template, N_NAMING, "train"))
     if not own:
-        return Measured(figures, [*notes, f"{template}: no head alone carries {LEAST_CARRIED} of the logit difference"])
+        return MeasuredFigures(
+            figures, [*notes, f"{template}: no head alone carries {LEAST_CARRIED} of the logit difference"]
+        )
     random = Random(0)
     drawn = [random.sample(others, min(len(own), len(others))) for _ in range(N_DRAWS)]
     held = asked[:N_ABLATED]
@@ -70,7 +72,7 @@ def sentences(model: ModelLike, template: str) -> Measured:
         f"training: each alone carries at least {LEAST_CARRIED} of the logit difference. When as many others do, drawn "
         f"{N_DRAWS} times: {float(after[1:].mean()):.3f}, {float(after[1:].min()):.3f} at least"
     )
-    return Measured(figures, notes)
+    return MeasuredFigures(figures, notes)
 
 
 def _right(asked: Pairs) -> str:

@@ -26,7 +26,7 @@ from glassformer.trace import Read, Tape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredPass:
     """What one batch gave in the model as it is; tokens are those that count.
 
     Args:
@@ -55,7 +55,7 @@ def measured(
     batch: Batch,
     frequency: Float[Tensor, " vocab"],
     only_correct: bool,
-) -> Measured:
+) -> MeasuredPass:
     """Run a batch once and measure its answers by depth, by part of the last layers, and along both routes."""
     final, examined = model.output_stack.final, [s for s in model.sub_layers() if s.block in blocks[-last:]]
     sites = [block.at_resid[0] for block in blocks[:1]] + [block.at_resid[-1] for block in blocks]
@@ -88,7 +88,7 @@ def measured(
         along = torch.nn.functional.cosine_similarity(written, mean_answer - x, dim=-1)
         mlps[layer.label] = torch.stack((along, written @ mean_answer / mean_answer.norm()))
     chosen = {label: value[counted].double() for label, value in parts.items()}
-    return Measured(logits=logits, counted=counted, depth=depth, parts=chosen, heads=heads, mlps=mlps, out=out)
+    return MeasuredPass(logits=logits, counted=counted, depth=depth, parts=chosen, heads=heads, mlps=mlps, out=out)
 
 
 def _parts(
@@ -155,7 +155,7 @@ def _rest(
     return list(zip(masses.tolist(), correlation.mean(0).tolist()))
 
 
-def averaged(blocks: list[Block], clean: Sequence[Measured]) -> dict[str, Labelled]:
+def averaged(blocks: list[Block], clean: Sequence[MeasuredPass]) -> dict[str, Labelled]:
     """Return the fields of `Suppression` that tell of the model as it is."""
     depth = torch.cat([known.depth for known in clean], -1)
     table = torch.stack((depth[:, 0].mean(-1), depth[:, 1].mean(-1), depth[:, 2].median(-1).values), -1)

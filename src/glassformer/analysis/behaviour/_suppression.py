@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.behaviour._answers import Measured, averaged, forward, measured, rests
+from glassformer.analysis.behaviour._answers import MeasuredPass, averaged, forward, measured, rests
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
 from glassformer.analysis.losses import joined
 from glassformer.analysis.prepare import next_tokens
@@ -134,7 +134,7 @@ def suppression(
             report(done, total)
 
     with evaluating(model):
-        clean = list[Measured]()
+        clean = list[MeasuredPass]()
         for batch in batches:
             clean.append(measured(model, blocks, last, batch, frequency, only_correct))
             tick()
@@ -161,7 +161,7 @@ _Plan = dict[str, list[tuple[str, At]]]
 def _with_each_taken_out(
     model: ModelLike,
     batches: Sequence[Batch],
-    clean: Sequence[Measured],
+    clean: Sequence[MeasuredPass],
     plan: _Plan,
     means: Mapping[str, Tensor],
     tick: Callable[[], None],
@@ -212,7 +212,7 @@ class _Set:
         return Set(self.site, 0.0 if self.mean is None else self.mean)
 
 
-def _means(clean: Sequence[Measured]) -> dict[str, Float[Tensor, " d_model"]]:
+def _means(clean: Sequence[MeasuredPass]) -> dict[str, Float[Tensor, " d_model"]]:
     return {site: torch.cat([known.out[site] for known in clean]).mean(0) for site in clean[0].out}
 
 

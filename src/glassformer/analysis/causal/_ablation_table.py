@@ -24,7 +24,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
+from glassformer.analysis.causal._part_names import POSITIONS, AblatedPart, Parts, named_parts
 from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
@@ -238,7 +238,7 @@ def _replacing(site: Site, at: At, value: Any) -> Set:
 
 
 def _means(
-    model: ModuleLike, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
+    model: ModuleLike, parts: Sequence[AblatedPart], others: Prompts, asked: Prompts, over: Literal["position", "all"]
 ) -> dict[str, Tensor]:
     """Return means over the real tokens of the references, with the axes of the site and one row."""
     if over not in ("position", "all"):
@@ -276,7 +276,7 @@ def _reducer(site: Site, stacks: Mapping[str, str], others: Prompts, over: str) 
     return reduce
 
 
-def _missing(part: Part, asked: Prompts) -> Bool[Tensor, " batch"]:
+def _missing(part: AblatedPart, asked: Prompts) -> Bool[Tensor, " batch"]:
     """Return the prompts that end before the part's positions."""
     missing = torch.zeros(asked.rows, dtype=torch.bool)
     for _, at in part.places:

@@ -25,7 +25,7 @@ Parts = str | SiteGrid | Sequence[str | SiteGrid] | Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class AblatedPart:
     """What is replaced together.
 
     Args:
@@ -41,7 +41,7 @@ class Part:
 
 def named_parts(
     model: ModuleLike, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]
-) -> list[Part]:
+) -> list[AblatedPart]:
     """Return the parts that were asked for, each once.
 
     Args:
@@ -60,7 +60,7 @@ def named_parts(
             if not members:
                 raise AnalysisUnavailable(f'ablation_table: the set "{name}" is empty.')
             stacks = {axis: stack for member in members for axis, stack in member.stacks.items()}
-            found.append(Part(name, tuple(place for member in members for place in member.places), stacks))
+            found.append(AblatedPart(name, tuple(place for member in members for place in member.places), stacks))
         return found
     found = []
     for one in [asked] if isinstance(asked, str | SiteGrid) else asked:
@@ -73,11 +73,11 @@ def named_parts(
 
 def _of_grid(
     model: ModuleLike, grid: SiteGrid, positions: Sequence[int] | None, lengths: Mapping[str, int]
-) -> list[Part]:
+) -> list[AblatedPart]:
     if positions is not None:
         grid = dataclasses.replace(grid, only={"pos": positions} | dict(grid.only))
     return [
-        Part(_label(found, entry), entry.parts, _stacks(model, entry.parts[0][0]))
+        AblatedPart(_label(found, entry), entry.parts, _stacks(model, entry.parts[0][0]))
         for found in resolved_grids(model, grid, lengths, "ablation_table")
         for entry in found.entries
     ]
@@ -107,7 +107,9 @@ def _label(grid: ResolvedGrid, entry: GridEntry) -> str:
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 
-def _labelled(model: ModuleLike, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
+def _labelled(
+    model: ModuleLike, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]
+) -> AblatedPart:
     if not isinstance(model, Model) and not is_named(model):
         raise AnalysisUnavailable(
             f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give a SiteGrid with a glob, '
@@ -118,7 +120,7 @@ def _labelled(model: ModuleLike, label: str, positions: Sequence[int] | None, le
     families = {name: SiteGrid(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
     if neuron:
         families["neurons"] = SiteGrid("neurons", only=only | {"neuron": [int(neuron[1])]})
-    known: dict[str, Part] = {}
+    known: dict[str, AblatedPart] = {}
     for grid in families.values():
         try:
             known |= {part.label: part for part in _of_grid(model, grid, positions, lengths)}

@@ -46,7 +46,7 @@ class Alibi(PositionsConfig, kind="alibi"):
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
-    """The slopes of ALiBi's heads: 2^(-8(h+1)/H) for a power of two; else those of the lower power and every other one of twice that."""
+    """Slopes of heads: 2^(-8(h+1)/H) for a power of two; else of the lower power and every other one of twice that."""
     power = 2 ** int(math.log2(n_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     extra = [2 ** (-8 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
