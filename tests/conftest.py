@@ -1,5 +1,6 @@
 """What every test runs under: fixed seeds, one thread, and fresh memory that is poison."""
 
+import gc
 import hashlib
 import json
 import os
@@ -18,6 +19,9 @@ from hypothesis import HealthCheck, settings
 
 import runtime_checks
 
+# until all tests are collected, next to nothing of what is made can go
+gc.disable()
+
 # a job that a shell starts in the background ignores Ctrl-C, and so would the runs that tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -28,7 +32,7 @@ PAGES = {"glassformer.explanation": "explanation_page", "glassformer.circuits": 
 # all profiles are derandomised: a failure on one machine is a failure on all of them
 _SLOW_EXAMPLES = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
-    "fast", max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+    "fast", max_examples=4, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.register_profile(
     "full", max_examples=30, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
@@ -45,16 +49,15 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Give every test the same global generator, whatever ran before it."""
-    torch.manual_seed(0)
+    # `torch.manual_seed` writes down the stack of its caller, for accelerators that are not there yet
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
+def poisoned_memory() -> None:
     """Fill fresh `torch.empty` with NaN (floats) or the largest value (integers), so that reading it shows."""
     # torch poisons while deterministic algorithms are asked for; warn_only leaves operators without one usable
     torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")
@@ -149,46 +152,57 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--unchecked", action="store_true", help="leave shape and type annotations unchecked")
+    parser.addoption(
+        "--annotations",
+        choices=("none", "shapes", "all"),
+        default="shapes",
+        help="which annotations are checked while tests run: those that name shapes, all, or none",
+    )
     parser.addoption("--stress-minutes", type=float, default=None, help="minutes that each stress test goes on")
     parser.addoption("--share", type=int, default=0, help="run one in so many of the tests left to the full sweep")
     parser.addoption("--stress-report", default=None, help="JSON file for the outcomes of the stress tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--unchecked"):
-        runtime_checks.install("glassformer")
+    if (which := config.getoption("--annotations")) != "none":
+        runtime_checks.install("glassformer", only_shapes=which == "shapes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # left to the process that `make test-all` starts without the run-time checks
+    compiled = collection_path.name.startswith("test_compiled")
+    return True if compiled and config.getoption("--annotations") != "none" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from glassformer.attention import MixerConfig
-    from glassformer.testing.models import ARCHITECTURES
 
-    for names in (set(ARCHITECTURES), set(MixerConfig.registry)):
-        _leave_most_to_the_sweep(items, names, one_in=3)
+    _leave_most_to_the_sweep(items, {f"test_{name}.py" for name in MixerConfig.registry}, one_in=4)
     _leave_pages_to_the_sweep(items)
-    _leave_out_compiled(config, items)
     if one_in := config.getoption("--share"):
         _leave_all_but_a_share(config, items, one_in)
 
 
-def _leave_most_to_the_sweep(items: list[pytest.Item], names: set[str], one_in: int) -> None:
-    """Mark as `full` all but one in a few of those names that a law is over: others for each law."""
-    laws: dict[tuple[Path, str], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+def pytest_collection_finish() -> None:
+    # items and modules stay until the end: a collection need not visit them each time
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def _leave_most_to_the_sweep(items: list[pytest.Item], whole: set[str], one_in: int, least: int = 4) -> None:
+    """Mark as `full` all but one in a few cases of each test that has at least so many, but in files named so."""
+    tests: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and "[" in item.name:
-            for name in {str(value) for value in item.callspec.params.values()} & names:
-                laws[item.path, item.originalname][name].append(item)
-    for (_, law), drawn in laws.items():
-        # who has chosen already, or has few, is left alone
-        chosen = any(item.get_closest_marker("full") for some in drawn.values() for item in some)
-        if chosen or len(drawn) < len(names) // 2:
-            continue
-        order = sorted(drawn, key=lambda name: zlib.crc32(f"{law} {name}".encode()))
-        for name in order[-(-len(order) // one_in) :]:
-            for item in drawn[name]:
-                item.add_marker(pytest.mark.full)
+        by_default = isinstance(item, pytest.Function) and not item.get_closest_marker("full")
+        if by_default and hasattr(item, "callspec") and item.path.name not in whole:
+            tests[item.path, item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        if len(cases) >= least:
+            drawn = sorted(cases, key=lambda case: zlib.crc32(case.name.encode()))
+            for case in drawn[-(-len(drawn) // one_in) :]:
+                case.add_marker(pytest.mark.full)
 
 
 def _leave_pages_to_the_sweep(items: list[pytest.Item]) -> None:
@@ -213,12 +227,3 @@ def _leave_all_but_a_share(config: pytest.Config, items: list[pytest.Item], one_
     drawn = set(share)
     config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
     items[:] = share
-
-
-def _leave_out_compiled(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave `test_compiled*.py` to the process that `make test-all` starts without the run-time shape checks."""
-    if config.getoption("--unchecked"):
-        return
-    compiled = [item for item in items if item.path.name.startswith("test_compiled")]
-    config.hook.pytest_deselected(items=compiled)
-    items[:] = [item for item in items if item not in compiled]

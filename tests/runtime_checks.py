@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Self, get_args, get_type_hints
@@ -34,10 +35,18 @@ _BEARTYPE = BeartypeConf(violation_type=TypeCheckError)
 _TAG = f".checked-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}.pyc"
 
 
-def install(package: str) -> None:
-    """Check the annotations of a package's modules, all of which are yet to be imported."""
+# whether functions are checked whose annotations name no axes: a reader of types knows of them without running them
+_only_shapes = False
+
+
+def install(package: str, *, only_shapes: bool) -> None:
+    """Check the annotations of a package's modules, which are yet to be imported: all, or those that name axes."""
+    global _only_shapes
     if package in sys.modules:
-        raise RuntimeError(f"{package} was imported before its annotations could be checked; run with --unchecked")
+        raise RuntimeError(
+            f"{package} was imported before its annotations could be checked; run with --annotations none"
+        )
+    _only_shapes = only_shapes
     sys.meta_path.insert(0, _Finder(package))
 
 
@@ -66,9 +75,12 @@ def check(target: Any) -> Any:
     hints = _hints(target)
     if not hints:
         return target
+    shaped = any(map(_has_axes, hints.values()))
+    if _only_shapes and not shaped:
+        return target
     # a function made anew at each call of another is not worth compiling for
     again = "<locals>" in target.__qualname__
-    return (_remembered if again or any(map(_has_axes, hints.values())) else _compiled)(target, hints)
+    return (_remembered if again or shaped else _compiled)(target, hints)
 
 
 def _hints(function: FunctionType) -> dict[str, Any]:
@@ -128,23 +140,31 @@ def _remembered(function: FunctionType, hints: dict[str, Any]) -> Callable[..., 
     return checked
 
 
+# types of which a value fits as any other of its type does
+_ALIKE: set[type] = set()
+
+
 def _fingerprint(value: Any) -> Any:
     """Return what the fit of a value depends on; one item of a list or mapping stands for all, as to beartype."""
+    kind = type(value)
+    if kind in _ALIKE:
+        return kind
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape
     if isinstance(value, tuple):
-        return type(value), *map(_fingerprint, value)
-    if isinstance(value, (list, dict)) and value:
+        return kind, *map(_fingerprint, value)
+    if isinstance(value, (list, dict)):
         items = value.items() if isinstance(value, dict) else value
-        return type(value), _fingerprint(next(iter(items)))
+        return kind, *[_fingerprint(item) for item in islice(items, 1)]
     # a string may be one of a few that are allowed
-    return value if isinstance(value, (str, bool, type)) else type(value)
+    if isinstance(value, (str, bool, type)):
+        return value
+    _ALIKE.add(kind)
+    return kind
 
 
 def _look(function: FunctionType, hints: dict[str, Any], args: Any, kwargs: Any, *result: Any) -> None:
-    signature = inspect.signature(function)
-    # names in quotes inside a hint are of the function's module
-    hints = get_type_hints(SimpleNamespace(__annotations__=hints), function.__globals__, include_extras=True)
+    signature, hints = _resolved(function, tuple(hints))
     with _SIZES:
         try:
             for name, value in signature.bind(*args, **kwargs).arguments.items():
@@ -161,6 +181,15 @@ def _look(function: FunctionType, hints: dict[str, Any], args: Any, kwargs: Any,
                 print_bindings()
             error.add_note(f"{function.__qualname__}: {sizes.getvalue()}")
             raise
+
+
+@functools.cache
+def _resolved(function: FunctionType, names: tuple[str, ...]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return the signature of a function, and those of its annotations by these names."""
+    hints = {name: function.__annotations__[name] for name in names}
+    # names in quotes inside a hint are of the function's module
+    hints = get_type_hints(SimpleNamespace(__annotations__=hints), function.__globals__, include_extras=True)
+    return inspect.signature(function), hints
 
 
 def _mark(tree: ast.Module) -> ast.Module:

@@ -136,12 +136,14 @@ def test_paths_lead_into_the_logits_unless_said_otherwise(call: Any, words: str)
     assert call("paths", words, "--n", "2")[1]["given"]["receivers"] == ["logits"]
 
 
+@pytest.mark.full
 def test_estimates_of_edges_are_checked_by_exact_patching(call: Any) -> None:
     out, document = call("edges", "attn-only-2l", "--n", "4", "--verify", "3", "--top", "3")
     assert [found["result"] for found in document["results"]] == ["EdgeAttribution", "Verified"]
     assert document["results"][1]["largest"] == 3 and "beside exact patching" in out
 
 
+@pytest.mark.full
 def test_pruning_leaves_the_edges_that_carry_the_answer(call: Any) -> None:
     out, document = call("prune", "attn-only-2l", "--threshold", "2", "--n", "4", "--top", "3")
     assert [found["result"] for found in document["results"]] == ["Acdc"]
@@ -304,6 +306,7 @@ def test_a_word_is_followed_through_two_texts(call: Any, words: str) -> None:
     assert document["reading"]["tokens"]["other"] and "other" in out
 
 
+@pytest.mark.full
 def test_reciting_is_measured_on_what_the_run_planted(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("texts").mkdir()
     for i in range(6):
@@ -380,6 +383,7 @@ def test_a_lens_follows_a_token_through_depth(call: Any, words: str) -> None:
     assert "following four" in out and "1 post" in out
 
 
+@pytest.mark.full
 def test_a_tuned_lens_is_trained_saved_and_used(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = bytes_tokenizer()
     torch.manual_seed(1)

@@ -130,6 +130,7 @@ def test_state_bytes_are_keys_and_values_of_what_is_kept_and_sums_that_do_not_gr
     assert linear == [3 * 2 * 4 * (4 + 1) * 4] * 2
 
 
+@pytest.mark.full
 def test_by_default_every_registered_mechanism_is_measured() -> None:
     found = attention_costs(lengths=[4], **TINY)
     assert found.ratio.labels("mechanism") == sorted(MixerConfig.registry)
@@ -184,6 +185,7 @@ def test_what_a_mechanism_cannot_do_is_left_out_in_its_own_words(monkeypatch: py
     assert found.left_out["softmax: forward, packed"] == "from 8 tokens on: not packed"
 
 
+@pytest.mark.full
 def test_the_number_of_threads_is_set_while_it_is_measured_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before, within = torch.get_num_threads(), []
     report = lambda done, total, now: within.append(torch.get_num_threads())  # noqa: E731
@@ -253,6 +255,7 @@ def test_costs_are_drawn_as_lines_on_logarithmic_axes(costs: AttentionCosts) -> 
 # ---- the command
 
 
+@pytest.mark.full
 def test_the_command_prints_and_writes_all_that_was_asked_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -252,6 +252,7 @@ def dictionary(page: str) -> dict[str, str]:
     return dict(json.loads(carried[1]))
 
 
+@pytest.mark.full
 def test_a_page_carries_the_words_of_its_scripts_and_its_document_alone() -> None:
     payload: dict[str, Any] = sample("short").to_dict()
     english = explanation_page(payload)
@@ -268,6 +269,7 @@ def test_a_page_carries_the_words_of_its_scripts_and_its_document_alone() -> Non
     assert document.findall(english) == document.findall(chinese) != []
 
 
+@pytest.mark.full
 def test_the_command_speaks_chinese_and_its_json_english(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, plain, asked = (tmp_path / name for name in ("page.html", "plain.json", "asked.json"))
     arguments = ["explain", "attn-only-1l", "import os\nimport"]

@@ -92,6 +92,7 @@ GOOD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arguments", first_of(GOOD))
 def test_every_kind_of_model_gets_a_report(
     arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def test_every_kind_of_model_gets_a_report(
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_shows_how_far_it_is_and_a_file_holds_no_trace_of_it(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -143,6 +145,7 @@ def test_steps_done_rise_to_all_of_them(text: bool) -> None:
     assert len(steps) > 2 if text else len(steps) == 2
 
 
+@pytest.mark.full
 def test_page_and_document_are_written_and_say_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--data code.txt --rows 2 --top 3 --heads L0H1 L3H2 --json new/found.json --html page.html"
     assert main(["circuits", "model", *options.split()]) == 0
@@ -194,6 +197,7 @@ def test_every_architecture_gets_a_report_or_the_reason_why_not(name: str, text:
     assert max(map(len, shown(found).splitlines())) <= 80
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SAMPLES)
 def test_reports_are_frames_too(name: str) -> None:
     pytest.importorskip("pandas")

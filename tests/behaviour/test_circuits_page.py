@@ -18,6 +18,7 @@ from reports import SAMPLES, sample
 browser_test = pytest.mark.browser
 
 
+@pytest.mark.full
 @browser_test
 @pytest.mark.parametrize(("name", "scheme", "width"), [("gpt", "light", 1280), ("translation", "dark", 390)])
 def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: int) -> None:
@@ -102,6 +103,7 @@ def test_no_token_becomes_markup(opened: Opener) -> None:
     assert first.inner_text().strip() == NASTY[0]
 
 
+@pytest.mark.full
 def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         circuits_page({"model": {"name": "m"}, "edges": float("inf")})

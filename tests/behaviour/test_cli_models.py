@@ -43,6 +43,7 @@ def test_params_prints_the_parts_of_a_preset(capsys: pytest.CaptureFixture[str])
     assert "unembedding (tied)" in shown
 
 
+@pytest.mark.full
 def test_params_writes_the_numbers_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "numbers.json"
     assert main(["params", "attention-only-2l", "--length", "64", "--complexity", "--json", str(file)]) == 0

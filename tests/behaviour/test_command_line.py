@@ -179,6 +179,7 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
         assert "TEXT" not in words[2:]
 
 
+@pytest.mark.full
 def test_plot_says_what_of_the_training_rows_is_no_text(monkeypatch):
     pytest.importorskip("matplotlib")
     Path("texts").mkdir()
@@ -324,6 +325,7 @@ def test_train_takes_text_of_one_s_own_for_both_losses_and_says_what_it_left_out
     assert '"more.jsonl"' in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
     change = ["--set", "optim.lr=1e30", "optim.warmup=0"]
     assert main(["train", "recipe.json", "--folder", "steep", *change]) == 2
@@ -343,6 +345,7 @@ def test_settings_of_drawing_beside_beams_are_refused(option, capsys):
     assert f"draws nothing: {option.split()[0]} would do nothing" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", [["--temperature", "0"], ["--beams", "2"]])
 def test_generate_goes_on_beyond_the_context_where_it_is_told_to(way, capsys):
     model = DecoderConfig(11, 16, repeat(block(n_heads=2, positions=Rope()), 1), max_len=8).build(0).eval()

@@ -28,6 +28,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     )
 
 
+@pytest.mark.full
 def test_pooling_and_the_head_for_pairs_of_texts_are_left_unread(tmp_path: Path) -> None:
     theirs = saved("BertForPreTraining", tmp_path)
     ours = gf.load(tmp_path)

@@ -249,6 +249,7 @@ def test_a_token_of_the_vocabulary_is_one_whatever_its_axis_is_called() -> None:
 # ---- figures
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trained", [None, 2, 3, 9])
 def test_a_map_over_tokens_has_a_line_where_training_ended(trained: int | None) -> None:
     model, ids = subject("gpt2").model, torch.arange(4)[None]
@@ -347,6 +348,7 @@ def test_units_are_drawn_apart() -> None:
     assert [axes.get_title() for axes in found.plot().axes] == ["mass", "distance"]
 
 
+@pytest.mark.full
 def test_too_many_maps_are_the_first_of_them_in_an_overview() -> None:
     figure = sign(torch.rand(40, 3, 3), "layer", "query", "key").plot()
     assert len(maps(figure)) == drawing.MOST_PANELS and "the first 24 of 80 maps" in figure.get_suptitle()
@@ -422,6 +424,7 @@ def test_a_map_on_a_page_has_the_ramp_that_its_class_says(opened: Opener) -> Non
     ]
 
 
+@pytest.mark.full
 def test_curves_are_told_apart_by_all_kinds_of_colour_vision() -> None:
     # Machado, Oliveira and Fernandes 2009, in linear light
     seen = {
@@ -436,6 +439,7 @@ def test_curves_are_told_apart_by_all_kinds_of_colour_vision() -> None:
         assert float(torch.pdist(places).min()) > 0.15
 
 
+@pytest.mark.full
 def test_strongest_pairs_and_skip_trigrams_are_drawn_under_their_tokens() -> None:
     model = gf.load("attn-only-1l")
     pairs = token_pairs(model, heads=["L0H0", "L0H1"], k=3)

@@ -26,6 +26,7 @@ def test_the_analyses_offer_their_rooms() -> None:
     assert offered(analysis) == sorted(["Run", "losses", "run", *analysis.ROOMS])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", first_of(["weights", "study", "analysis"]))
 def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
     # in a process where nothing else has imported them

@@ -86,6 +86,7 @@ def test_sources_beyond_the_trained_length_are_noted_with_what_is_generated() ->
         assert found(model, [[1]], max_new_tokens=1, source=[[5] * 24]).notes == ()
 
 
+@pytest.mark.full
 def test_the_command_prints_a_text_once_and_notes_it_when_it_outgrows(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*arguments: str) -> tuple[str, str]:
         assert main(["generate", *arguments, "--temperature", "0"]) == 0
@@ -183,6 +184,7 @@ def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
     assert odd.by_bytes == ()
 
 
+@pytest.mark.full
 def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     model = gf.load("gpt-4l")
     with pytest.raises(TextError, match=r"21 of 21 tokens of the text are single bytes[^:]*: 我 吃(.|\n)*fits: zh-en"):
@@ -397,6 +399,7 @@ def explained() -> Any:
     return gf.explain(model, "a我b")
 
 
+@pytest.mark.full
 @browser_test
 @pytest.mark.parametrize("page", [read_by, explained_by])
 def test_a_page_marks_unknown_words_and_puts_the_bytes_of_a_character_under_it(page: Any, opened: Opener) -> None:

@@ -282,6 +282,7 @@ def _paper(shown: Page) -> list[int]:
     return [int(x) for x in re.findall(r"\d+", shown.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]]
 
 
+@pytest.mark.full
 def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         explanation_page({"model": {"name": "m"}, "answer": float("nan")})

@@ -218,6 +218,7 @@ def test_a_text_is_compared_on_any_device(sound: Path, tmp_path: Path) -> None:
         assert parity(folder, text="the cat sat on a mat the cat", steps=1, device=ELSEWHERE).first is None
 
 
+@pytest.mark.full
 def test_the_command_compares_where_it_is_told_and_on_the_accelerator_by_default(
     sound: Path, monkeypatch: pytest.MonkeyPatch, places: list[torch.device]
 ) -> None:

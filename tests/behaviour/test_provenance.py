@@ -91,6 +91,7 @@ def test_a_result_from_before_a_change_says_that_the_weights_were_changed() -> N
     assert known.provenance.digest == now != model.digest()  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_a_result_keeps_no_model_alive_and_says_when_it_is_gone() -> None:
     model = made()
     found, asked = logit_lens(model, "abc"), logit_lens(model, "abd")

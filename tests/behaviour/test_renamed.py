@@ -21,6 +21,7 @@ def test_every_old_name_says_its_new_one_and_is_what_has_it() -> None:
         assert found is getattr(importlib.import_module(place), own)
 
 
+@pytest.mark.full
 def test_an_import_of_an_old_name_says_where_it_is_asked_for() -> None:
     program = "from glassformer.analysis import rollout\nprint(rollout.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

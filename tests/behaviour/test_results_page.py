@@ -143,6 +143,7 @@ def test_complex_numbers_are_packed_as_two_parts() -> None:
 # ---- the page
 
 
+@pytest.mark.full
 @browser_test
 @pytest.mark.parametrize(("name", "scheme", "width"), [("patching", "light", 1280), ("lens", "dark", 390)])
 def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: int) -> None:

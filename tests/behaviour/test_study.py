@@ -64,6 +64,7 @@ def test_a_study_of_ones_own_is_run_and_its_claims_may_fail(own, tmp_path):
     assert [d.verdict for d in verify(own, "small", folder=tmp_path / "runs").decisions] == ["holds", "fails"]
 
 
+@pytest.mark.full
 def test_runs_that_are_there_are_not_run_again_and_several_jobs_give_the_same(own, tmp_path):
     alone = run_study(own, "small", folder=tmp_path / "one")
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.json")}
@@ -364,6 +365,7 @@ def test_an_interrupted_replay_keeps_what_was_finished_and_leaves_nothing_half_w
     assert list(tmp_path.glob("replay-*")) == [] and set(read_replays(path)) == {own, str(other)}
 
 
+@pytest.mark.full
 def test_the_command_replays_a_report_and_names_what_is_stale(own, tmp_path, capsys):
     folder = ["--folder", str(tmp_path / "runs")]
     assert main(["study", "run", own, *folder]) == 0

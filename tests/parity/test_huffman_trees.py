@@ -26,6 +26,7 @@ def code(model: Any, word: int) -> list[tuple[int, int]]:
     return [(int(node), 1 - 2 * int(bit)) for node, bit in zip(nodes, bits, strict=True)]
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=30))
 @settings(max_examples=20)
 def test_both_trees_take_as_few_decisions_whatever_the_counts(counts: list[int]) -> None:

@@ -82,6 +82,7 @@ def command_line(seed: int) -> list[str]:
     return [verb, *given, draw.choice(words or ["--specials"]), draw.choice((*TEXTS, *NAMES))]
 
 
+@pytest.mark.full
 def test_a_hostile_command_line_is_answered_or_refused_in_one_plain_message(
     trials: "Trials", capfd: pytest.CaptureFixture[str]
 ) -> None:

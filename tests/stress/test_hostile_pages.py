@@ -61,6 +61,7 @@ def reported(model: Decoder, ids: Tensor, seed: int) -> tuple[Any, ...]:
 PAGES = (explained, results, reported)
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_nothing_hostile_in_a_page_runs_or_is_fetched(opened: Opener, trials: Trials) -> None:
     # one kind of page a trial, since a browser takes a second for each

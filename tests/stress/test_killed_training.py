@@ -128,6 +128,7 @@ def disturb(random: Random, folder: Path, begin_from: Path | None, by_clock: boo
     return outcome(child)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("by_clock", [False, True], ids=["inside file operations", "by the clock"])
 def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(by_clock, trials: Trials, unbroken, tmp_path):
     for seed in trials(quick=3, sweep=24):

@@ -189,6 +189,7 @@ def loaded(folder: Path) -> dict[str, torch.Tensor]:
     return weights(gf.load(folder))
 
 
+@pytest.mark.full
 def test_a_damaged_run_is_refused_or_ends_in_the_same_weights(trials: Trials, runs, tmp_path):
     stopped, stored = runs
     for seed in trials(quick=16, sweep=160):

@@ -60,6 +60,7 @@ def jobs(model: Any, ids: Tensor) -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.full
 def test_repeated_work_leaves_no_tensors_behind_and_does_not_grow(trials: Trials) -> None:
     model, ids = subject("gpt2", dtype=torch.float32).model, torch.tensor([[5, 9, 3, 7]])
     done = jobs(model, ids)

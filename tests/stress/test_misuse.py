@@ -100,6 +100,7 @@ def misused(call: Call, parameter: str, wrong: str, trials: Trials) -> None:
         raise AssertionError(f"{call.name}({parameter}={wrong}) ended in {ended}") from error
 
 
+@pytest.mark.full
 def test_a_wrong_argument_works_or_is_refused_by_a_public_error(
     trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def _refused(constant: str) -> None:
     raise AssertionError(f"JSON knows no {constant}")
 
 
+@pytest.mark.full
 def test_a_model_whose_weights_are_not_finite_is_answered_in_valid_json_or_refused(trials: Trials) -> None:
     names = sorted(card.name for card in cards() if trials.full or card.name not in SLOW)
     with lifted():

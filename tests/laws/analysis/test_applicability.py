@@ -75,6 +75,7 @@ def lacking(needed: tuple[str, ...], traits: Traits) -> list[str]:
     return [name for name in needed if not has.get(name, getattr(traits, name))]
 
 
+@pytest.mark.full
 @in_one_pass
 @pytest.mark.parametrize(("group", "name"), list(MADE))
 def test_no_analysis_answers_where_every_layer_lacks_a_trait_it_assumes(group: str, name: str) -> None:
@@ -98,6 +99,7 @@ def registered(request: pytest.FixtureRequest) -> Iterator[MixerConfig]:
     del registry[mixer.kind]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("registered", MADE_UP, ids=lambda mixer: mixer.kind, indirect=True)
 def test_a_mechanism_made_elsewhere_has_a_row_in_which_nothing_answers_that_assumes_what_it_lacks(
     registered: MixerConfig,

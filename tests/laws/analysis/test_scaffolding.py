@@ -1,14 +1,13 @@
 """The test scaffolding itself: a comparison that cannot fail, or poison that does not poison, would hide every bug."""
 
-from dataclasses import dataclass
+from typing import Self
 
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
-from glassformer.config import Config
-from glassformer.labelled import Labelled
+from glassformer.numerics.distributions import entropy_bits
 from glassformer.testing import close
 from runtime_checks import check
 
@@ -31,8 +30,8 @@ def test_close_measures_errors_against_the_size_of_the_reference() -> None:
 
 
 def test_annotations_are_checked_at_run_time() -> None:
-    with pytest.raises(TypeCheckError, match="axes"):
-        Labelled(torch.zeros(2), axes=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeCheckError, match="Float"):
+        entropy_bits(torch.zeros(2, dtype=torch.long))
 
 
 def rows_of(x: Float[Tensor, "row column"], *others: Float[Tensor, "row _"]) -> Float[Tensor, " row"]:
@@ -72,12 +71,14 @@ def test_a_name_in_quotes_inside_a_hint_is_looked_up_where_the_function_stands(n
         checked(torch.zeros(2), [3])
 
 
-@dataclass(frozen=True)
-class Empty(Config):
-    pass
+class Rows:
+    @check
+    def shown(self, x: Float[Tensor, "row column"]) -> Self:
+        return self
 
 
 def test_a_method_that_returns_self_is_checked_too() -> None:
-    assert Empty.from_json("{}") == Empty()
-    with pytest.raises(TypeCheckError, match="text"):
-        Empty.from_json(5)  # type: ignore[arg-type]
+    rows = Rows()
+    assert rows.shown(torch.zeros(2, 3)) is rows
+    with pytest.raises(TypeCheckError, match="row"):
+        rows.shown(torch.zeros(3))

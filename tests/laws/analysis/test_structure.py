@@ -115,6 +115,7 @@ def test_nothing_outside_the_models_asks_a_block_for_its_wiring() -> None:
         assert not asked, f"{path}: lines {asked}; ask a SubLayer: before, after, after_on, entry"
 
 
+@pytest.mark.full
 def test_only_the_tape_takes_names_of_sites_apart() -> None:
     methods = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition"}
     words = {"encoder", "decoder", "blocks", "embed", "final", "logits", "attn", "cross", "mlp", "pattern", "out"}

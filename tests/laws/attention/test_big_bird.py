@@ -116,6 +116,7 @@ def test_short_texts_may_be_read_by_full_attention():
     assert not torch.allclose(ours(x), plain(x, ours.context(x)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [BigBird(), BigBird(84, n_random=0, form="etc", n_global=64)], ids=str)
 def test_nothing_is_made_for_each_pair_of_positions_of_a_long_text(config: BigBird):
     n = 16_384

@@ -121,6 +121,7 @@ def test_one_source_with_n_different_answers_costs_the_mean_log_of_their_ranks(n
     assert float(torch.nn.functional.cross_entropy(logits, answers)) == pytest.approx(found, abs=2e-3)
 
 
+@pytest.mark.full
 def test_a_search_finds_the_least_loss_of_one_head() -> None:
     assert fitted_loss(certain([[0, 1]], 3), direct=False, restarts=2) == pytest.approx(math.log(2) / 2, abs=1e-6)
 
@@ -132,6 +133,7 @@ def test_answers_that_are_often_right_rank_first() -> None:
     assert ranked_loss(torch.tensor([[5, 5, 0, 5], [1, 1, 1, 1]]), 6) == pytest.approx(math.log(2) / 8)
 
 
+@pytest.mark.full
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=3))
 def test_no_search_gets_below_the_ranked_loss(answers: list[list[int]]) -> None:
     bound = ranked_loss(torch.tensor(answers), 4)
@@ -146,6 +148,7 @@ def test_the_task_states_what_one_head_can_reach() -> None:
     assert SkipTrigram(n_destinations=1).one_head_loss() == 0
 
 
+@pytest.mark.full
 def test_as_many_heads_as_destinations_lose_nothing() -> None:
     table = random_tables(3, 3, 4)
     losses = [fitted_loss(table, n_heads=n, direct=False, steps=200, restarts=1) for n in (1, 2, 3)]

@@ -221,6 +221,7 @@ def test_ragged_rows_and_documents_read_as_each_would_alone() -> None:
 # what ranks and parts mean --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @given(seeds)
 def test_with_a_rank_of_all_keys_and_values_it_can_be_plain_attention(seed: int) -> None:
     plain = Layer(randomise(Attention(3, d_head=4, d_value=2).build(D_MODEL, 32, 0, "").double().eval(), seed))

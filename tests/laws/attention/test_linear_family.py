@@ -128,6 +128,7 @@ def test_the_written_backward_passes_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v, memory: chunked(q, k, v, DECAYS[1], memory, 2), (q, k, v, memory))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 2, 2, 2]])])
 def test_the_written_backward_has_a_derivative_itself(documents: Tensor | None) -> None:
     def mixed(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:

@@ -141,6 +141,7 @@ def test_streaming_without_shuffling_reads_the_corpus_in_order(folder):
         assert torch.equal(data.batch(k).tokens, pack([stream.row(k * 16, 16)]).tokens)
 
 
+@pytest.mark.full
 @given(texts=st.lists(st.text(max_size=5), min_size=2, max_size=30), heldout=st.floats(0.01, 0.9))
 def test_the_split_is_disjoint_complete_and_blind_to_order(texts, heldout):
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
@@ -187,6 +188,7 @@ def test_parts_of_one_kind_do_not_repeat_each_other():
     assert not torch.equal(tokens[:4], tokens[4:])
 
 
+@pytest.mark.full
 def test_the_standard_library_leaves_out_tests_and_installed_packages():
     names = [document.name for document in read_source("python-stdlib")]
     assert names == sorted(names)

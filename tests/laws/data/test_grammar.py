@@ -84,6 +84,7 @@ def test_translations_checked_by_hand_are_the_only_ones(zh, en):
     assert translations(zh) == {en}
 
 
+@pytest.mark.full
 def test_training_never_sees_a_held_out_sentence():
     seen = {split: {pair.key for pair in DATA.pairs(split, 1000)} for split in ("train", "heldout")}
     assert len(seen["train"]) == len(seen["heldout"]) == 1000
@@ -102,6 +103,7 @@ def test_one_chinese_sentence_has_one_translation():
         assert english.setdefault(pair.zh.rstrip("。？"), pair.key) == pair.key
 
 
+@pytest.mark.full
 def test_every_sentence_is_spelled_by_the_tokenizer_and_fits():
     tokenizer, random = DATA.tokenizer, Random(8)
     for _ in range(3000):

@@ -137,6 +137,7 @@ def test_words_lie_where_they_are_written() -> None:
     assert [text[a:b] for a, b in tokenizer.spans(text)] == tokenizer.tokens(tokenizer.encode(text))
 
 
+@pytest.mark.full
 def test_a_template_says_whether_it_fits_and_a_builder_refuses_if_not() -> None:
     fits = {fit.template: fit for fit in templates_for(bytes_tokenizer(), draws=20)}
     assert list(fits) == list(TEMPLATES) and not any(fit.fits for fit in fits.values())

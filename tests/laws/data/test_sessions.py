@@ -45,6 +45,7 @@ def test_two_visits_share_a_referrer_and_the_best_prediction_is_that_of_their_it
     assert batch.weight.sum(0).tolist() == [0] * 9 + [400]
 
 
+@pytest.mark.full
 def test_next_items_follow_the_table_and_pairs_are_equally_likely() -> None:
     found = [(frozenset(counted(session)), int(answer[1:])) for session, answer in written(SMALL, 25)]
     pairs, n = Counter(pair for pair, _ in found), len(found)

@@ -62,6 +62,7 @@ def test_pairs_of_a_split_are_what_the_other_never_draws(name: str):
     assert not {f"{clean}{answer}" for clean, answer in sides[SPLITS.index("heldout")]} & set(shown)
 
 
+@pytest.mark.full
 def test_an_unordered_combination_falls_on_one_side():
     names: dict[frozenset[str], set[str]] = {}
     random = Random(1)

@@ -191,6 +191,7 @@ def test_one_layer_trains_at_the_tabulated_cost() -> None:
     assert 3 * 2 * layer == 72 * 2 * n * d * d * (6 * d + n) // (6 * d) == 805_306_368
 
 
+@pytest.mark.full
 def test_six_flops_per_parameter_and_token_give_the_published_training_cost_of_gpt3() -> None:
     tokens, total = 300e9, PUBLISHED[GPT3]
     assert f"{6 * total * tokens:.2e}" == "3.14e+23"
@@ -368,6 +369,7 @@ def test_measured_layers_confirm_the_table(length: int, window: int) -> None:
         assert row.counted == row.formula
 
 
+@pytest.mark.full
 def test_counted_work_grows_with_the_leading_term() -> None:
     def ratio(mixer: MixerConfig, scan: bool) -> float:
         long, short = (count_mixing(mixer, n, 32, d_head=8, scan=scan)[0] for n in (32, 16))

@@ -83,6 +83,7 @@ def require_sound(served: Serving) -> None:
         assert pages.needed(request.stored) <= len(request.table)
 
 
+@pytest.mark.full
 @given(st.data())
 def test_a_request_draws_what_it_draws_alone_whoever_comes_and_goes(data: st.DataObject) -> None:
     model = built(data.draw(st.sampled_from(sorted(CONFIGS))))

@@ -97,6 +97,7 @@ def test_an_edit_at_any_site_holds_for_the_prompt_and_every_token(name: str, eac
         follows(model, lambda n, edit=edit: edit, made(model, edit))
 
 
+@pytest.mark.full
 @at_sites
 def test_an_edit_at_positions_holds_where_each_rows_own_text_has_them_also_later(name: str, each: int) -> None:
     model = subject(name).model

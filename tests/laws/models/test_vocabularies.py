@@ -429,6 +429,7 @@ def recipe(**changes: Any) -> TrainConfig:
     )
 
 
+@pytest.mark.full
 def test_a_classifier_learns_modular_addition_and_its_run_keeps_the_names_of_both_sides(tmp_path: Path) -> None:
     model = train(recipe(), tmp_path)
     batch = ModularSum(batch_size=64, modulus=5, heldout=0.0).build().batch(999)
@@ -470,6 +471,7 @@ def test_training_refuses_a_batch_with_a_target_that_the_model_has_no_output_for
     assert not any(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.full
 def test_what_shows_copying_or_goes_on_from_a_text_is_not_made_of_a_model_that_cannot() -> None:
     with pytest.raises(ConfigError, match="nothing is copied"):
         resting_copier(named(), 0)
@@ -478,6 +480,7 @@ def test_what_shows_copying_or_goes_on_from_a_text_is_not_made_of_a_model_that_c
     assert sample(named(), data) == {}
 
 
+@pytest.mark.full
 def test_a_target_beyond_the_outputs_is_refused_in_words() -> None:
     batch = next_token_batch(torch.tensor([[1, 2, 9]]))
     with pytest.raises(TokenOutOfRange, match="target 9, outside what the model predicts: 0 to 6"):

@@ -121,6 +121,7 @@ def test_the_best_loss_is_near_that_of_all_rows():
     assert noam_and_cosine.best_loss() == pytest.approx(noam_and_cosine.DATA.optimal_loss(), abs=0.02)
 
 
+@pytest.mark.full
 def test_of_an_induction_circuit_wired_by_hand_each_argument_says_what_was_wired():
     # a vocabulary that leaves room for fresh tokens between the copies
     model = induction_model(60, 128)

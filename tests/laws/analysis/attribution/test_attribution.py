@@ -49,6 +49,7 @@ def test_components_sum_to_the_difference_of_two_logits(name: str) -> None:
     close(found.contributions.values.sum(), raw_logits(done)[0, -1, 3] - raw_logits(done)[0, -1, 5])
 
 
+@pytest.mark.full
 @in_one_pass
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
 @pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()], ids=lambda n: f"{n.kind}")

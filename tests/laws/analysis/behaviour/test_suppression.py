@@ -75,6 +75,7 @@ def test_the_last_depth_and_the_first_intervention_are_the_model_itself(name: st
     assert found.tokens == 12 and (found.negative.values <= 0).all()
 
 
+@pytest.mark.full
 @every
 def test_interventions_are_the_edited_model(name: str) -> None:
     found, prefix = subject(name), "decoder." if "translator" in name else ""

@@ -148,6 +148,7 @@ def test_entries_are_left_out_where_no_query_sees_the_key_and_nowhere_else(name:
         assert torch.equal(there, (seen.tril() if causal else seen)[..., None].expand_as(there))
 
 
+@pytest.mark.full
 @drawn(attention_decoders(mlps=True), st.data())
 def test_any_entry_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: st.DataObject) -> None:
     clean = found.inputs[0]

@@ -119,6 +119,7 @@ def test_saturated_attention_hides_an_effect_from_gradients_and_not_from_paths_b
     assert first_order == pytest.approx(patched, rel=1e-2)
 
 
+@pytest.mark.full
 def test_edges_find_the_saturated_path_only_between_the_inputs() -> None:
     args = _previous_token_lost(30.0)
     plain, between = (attribute_edges(*args, gradient_at=at, steps=50) for at in ("clean", "inputs"))  # type: ignore[arg-type]

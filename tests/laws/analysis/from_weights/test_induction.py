@@ -113,6 +113,7 @@ def test_wired_models_compose_as_wired_and_not_otherwise():
         assert [(e.kind, e.earlier, e.later) for e in edges] == [(kind, "L0H0", "L1H0")]
 
 
+@pytest.mark.full
 def test_the_shipped_two_layer_model_is_read_off_its_weights():
     model = gf.load("attn-only-2l")
     scores = head_scores(model).scores

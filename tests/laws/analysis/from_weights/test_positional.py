@@ -190,6 +190,7 @@ VISIBLE = [
 ]
 
 
+@pytest.mark.full
 @in_one_pass
 @pytest.mark.parametrize("mixer", VISIBLE, ids=str)
 def test_where_all_tokens_are_one_position_alone_gives_the_pattern(mixer):

@@ -48,6 +48,7 @@ def test_an_untrained_tuned_lens_is_the_logit_lens(name: str) -> None:
     assert (measured.kl_bits.values[:, -1] == 0).all()
 
 
+@pytest.mark.full
 @every
 def test_fitting_brings_every_layer_nearer_on_the_texts_fitted_to(name: str) -> None:
     found = subject(name)

@@ -52,6 +52,7 @@ def split_without_remainder(unit: Unit) -> None:
     close(unit.kept + moved + unit.bias, unit.result)
 
 
+@pytest.mark.full
 @given(attention_decoders(mlps=True))
 def test_every_small_model_is_split_without_remainder(found: Subject) -> None:
     for unit in steps(passed(found)):
