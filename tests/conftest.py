@@ -195,8 +195,9 @@ def _leave_most_to_the_sweep(items: list[pytest.Item], whole: set[str], one_in: 
     """Mark as `full` all but one in a few cases of each test that has at least so many, but in files named so."""
     tests: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        by_default = isinstance(item, pytest.Function) and not item.get_closest_marker("full")
-        if by_default and hasattr(item, "callspec") and item.path.name not in whole:
+        if item.get_closest_marker("full") or item.path.name in whole:
+            continue
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.path, item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         if len(cases) >= least:

@@ -16,7 +16,7 @@ from glassformer import analysis, weights
 from glassformer.analysis import vocabulary
 from glassformer.analysis.learning.measures import sample
 from glassformer.checkpoints.own import digest_of
-from glassformer.cli.options import Prompts
+from glassformer.cli.options import PromptOptions
 from glassformer.cli.prompts import prompts_of
 from glassformer.data import Batch, Copy, ModularAddition, ModularSum, Pair, Pairs, PlantedRows, Roles, Tokenizer
 from glassformer.data.batch import next_token_batch
@@ -248,7 +248,7 @@ NEED_ONE: dict[str, Callable[[Any], Any]] = {
 NEED_ONE_FIRST: dict[str, Callable[[Any], Any]] = {
     "short_circuit": lambda m: analysis.behaviour.short_circuit(m, PlantedRows(ids(), torch.tensor([1]), 3)),
     "crossed_cost": lambda m: vocabulary.crossed_cost(m, cast(Any, result("CrossedTrigrams")), ids()),
-    "pairs of a task": lambda m: prompts_of(m, Prompts(task="induction")),
+    "pairs of a task": lambda m: prompts_of(m, PromptOptions(task="induction")),
 }
 
 
