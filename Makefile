@@ -33,7 +33,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) -m "not full and not gpu and not network"
 
 # of what only the full sweep holds, one test in so many; which ones depends on the sources and tests alone
-SHARE := 6
+SHARE := 10
 test-share: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) -m "full and not gpu and not network" --hypothesis-profile=ci --annotations all --share $(SHARE)
 

@@ -120,6 +120,8 @@ _SEEN: dict[CodeType, set[Any]] = {}
 
 def _remembered(function: FunctionType, hints: dict[str, Any]) -> Callable[..., Any]:
     seen = _SEEN.setdefault(function.__code__, set())
+    # known as long as the function is there, whose defaults and closure may hold a model
+    resolved = functools.cache(lambda: _resolved(function, hints))
     # what a generator returns is not what it yields
     returns = "return" in hints and not inspect.isgeneratorfunction(function)
 
@@ -129,11 +131,11 @@ def _remembered(function: FunctionType, hints: dict[str, Any]) -> Callable[..., 
             return function(*args, **kwargs)
         given = (*map(_fingerprint, args), *[(name, _fingerprint(value)) for name, value in kwargs.items()])
         if given not in seen:
-            _look(function, hints, args, kwargs)
+            _look(function.__qualname__, *resolved(), args, kwargs)
             seen.add(given)
         result = function(*args, **kwargs)
         if returns and (both := (given, _fingerprint(result))) not in seen:
-            _look(function, hints, args, kwargs, result)
+            _look(function.__qualname__, *resolved(), args, kwargs, result)
             seen.add(both)
         return result
 
@@ -163,33 +165,30 @@ def _fingerprint(value: Any) -> Any:
     return kind
 
 
-def _look(function: FunctionType, hints: dict[str, Any], args: Any, kwargs: Any, *result: Any) -> None:
-    signature, hints = _resolved(function, tuple(hints))
+def _look(name: str, signature: inspect.Signature, hints: dict[str, Any], args: Any, kwargs: Any, *result: Any) -> None:
     with _SIZES:
         try:
-            for name, value in signature.bind(*args, **kwargs).arguments.items():
-                kind = signature.parameters[name].kind
+            for parameter, value in signature.bind(*args, **kwargs).arguments.items():
+                kind = signature.parameters[parameter].kind
                 values = (
                     value if kind == kind.VAR_POSITIONAL else value.values() if kind == kind.VAR_KEYWORD else [value]
                 )
-                for each in values if name in hints else ():
-                    die_if_unbearable(each, hints[name], conf=_BEARTYPE)
+                for each in values if parameter in hints else ():
+                    die_if_unbearable(each, hints[parameter], conf=_BEARTYPE)
             for each in result:
                 die_if_unbearable(each, hints["return"], conf=_BEARTYPE)
         except TypeCheckError as error:
             with contextlib.redirect_stdout(io.StringIO()) as sizes:
                 print_bindings()
-            error.add_note(f"{function.__qualname__}: {sizes.getvalue()}")
+            error.add_note(f"{name}: {sizes.getvalue()}")
             raise
 
 
-@functools.cache
-def _resolved(function: FunctionType, names: tuple[str, ...]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the signature of a function, and those of its annotations by these names."""
-    hints = {name: function.__annotations__[name] for name in names}
+def _resolved(function: FunctionType, hints: dict[str, Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return the signature of a function, and what its annotations mean."""
     # names in quotes inside a hint are of the function's module
-    hints = get_type_hints(SimpleNamespace(__annotations__=hints), function.__globals__, include_extras=True)
-    return inspect.signature(function), hints
+    meant = get_type_hints(SimpleNamespace(__annotations__=hints), function.__globals__, include_extras=True)
+    return inspect.signature(function), meant
 
 
 def _mark(tree: ast.Module) -> ast.Module:
