@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def calibration(at_once: int) -> float:
-    """Return the CPU seconds that a fixed piece of work takes a process, beside as many as will run beside each other."""
+    """Return the CPU seconds that a fixed piece of work takes a process, where so many run at once."""
     with ProcessPoolExecutor(at_once) as processes:
         return sum(processes.map(_work, range(at_once))) / at_once
 
