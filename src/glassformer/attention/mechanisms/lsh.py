@@ -36,8 +36,9 @@ from torch import Tensor
 
 from glassformer.arguments import Count
 from glassformer.attention.context import Context, Documents, Padding
-from glassformer.attention.kernels.union import Pairs, alike, met_by_any, union_softmax
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.kernels.buckets import met_in_round, mixed_end_to_end, sorted_by_bucket
+from glassformer.attention.kernels.union import alike, met_by_any, union_softmax
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.attention.projections import Tied
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
@@ -223,122 +224,19 @@ class LshMixer(Mixer, config=Lsh):
 
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         if self.config.form == "library":
-            return self._library(q, v, context)
-        width, given = v.shape[-1], v.dtype
-        codes, orders = self._sorted_by_bucket(q, context)
+            return mixed_end_to_end(q, self.normed(q), v, *self._sorted(q), self.config.chunk, context)
+        width, given, chunk = v.shape[-1], v.dtype, self.config.chunk
+        bucket, n_buckets, real = self.buckets(q), self.config.factors[0], context.real_keys(q.shape[-2], "lsh")
+        if real is not None:
+            # padding has a bucket of its own
+            bucket, n_buckets = torch.where(real[:, None, None], bucket, n_buckets), n_buckets + 1
+        codes, orders = sorted_by_bucket(bucket, n_buckets, chunk)
         q, k, v = alike(q, self.normed(q), v)
-        sets = [self._round(i, codes, order, k, v, context) for i, order in enumerate(orders.unbind(2))]
+        sets = [met_in_round(i, codes, order, k, v, chunk, context) for i, order in enumerate(orders.unbind(2))]
         mixed, alone = union_softmax(q, sets, self.scale), ~met_by_any(sets)
-        if (real := context.real_keys(q.shape[-2], "lsh")) is not None:
+        if real is not None:
             alone = alone & real[:, None, :, None]
         return torch.where(alone, v, mixed)[..., :width].to(given)
-
-    def _sorted_by_bucket(
-        self, k: Tensor, context: Context
-    ) -> tuple[Int[Tensor, "batch head round key"], Int[Tensor, "batch head round slot"]]:
-        """Return bucket and chunk of each token in one number, and the tokens in order of buckets, then of the text.
-
-        A query meets keys of its own number and of the one below.
-        """
-        chunk, n = self.config.chunk, k.shape[-2]
-        bucket, n_buckets = self.buckets(k), self.config.factors[0]
-        if (real := context.real_keys(n, "lsh")) is not None:
-            # padding has a bucket of its own
-            bucket = torch.where(real[:, None, None], bucket, n_buckets)
-            n_buckets += 1
-        order = bucket.argsort(dim=-1, stable=True)
-        members = torch.zeros(*bucket.shape[:-1], n_buckets, dtype=torch.long, device=k.device)
-        members.scatter_add_(-1, bucket, torch.ones_like(bucket))
-        begins = members.cumsum(-1) - members
-        rank = torch.empty_like(bucket).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
-        rank = rank - begins.gather(-1, bucket)
-        # of all pairs of slots: four bytes are half as many as eight
-        return (bucket * (n // chunk + 2) + rank // chunk).int(), order
-
-    def _round(self, index: int, codes: Tensor, order: Tensor, k: Tensor, v: Tensor, context: Context) -> Pairs:
-        """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do.
-
-        Tokens stand in the order of their buckets, and are cut into blocks as long as a chunk. The chunk of a query and
-        the one before it begin two blocks before its own at most, and reach into the next.
-        """
-        config, (batch, heads, n) = self.config, k.shape[:3]
-        block, n_blocks = config.chunk, -(-n // config.chunk)
-        ahead = 0 if context.looks_back else 1
-        token = F.pad(order, (0, n_blocks * block - n), value=n)
-        place = torch.empty_like(order).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
-
-        def grouped(rows: Tensor) -> Tensor:
-            taken = rows.gather(-2, order[..., None].expand(-1, -1, -1, rows.shape[-1]))
-            return F.pad(taken, (0, 0, 0, n_blocks * block - n)).view(-1, 1, block, rows.shape[-1])
-
-        def restored(rows: Tensor) -> Tensor:
-            rows = rows.reshape(batch, heads, n_blocks * block, -1)
-            return rows.gather(-2, place[..., None].expand(-1, -1, -1, rows.shape[-1]))
-
-        def beside(rows: Tensor, nothing: int = 0) -> Tensor:
-            """Return what each block meets: two blocks before it, itself, and the next if later tokens are seen."""
-            rows = rows.view(batch, heads, n_blocks, block, -1)
-            rows = F.pad(rows, (0, 0, 0, 0, 2, ahead), value=nothing)
-            return torch.cat([rows[:, :, i : i + n_blocks] for i in range(3 + ahead)], 3)
-
-        own = token.view(batch, heads, n_blocks, block)
-        other = beside(token, n)[..., 0]
-        of_query, of_key = own.clamp_max(n - 1), other.clamp_max(n - 1)
-
-        def coded(at: Tensor, i: int) -> Tensor:
-            return codes[:, :, i].gather(-1, at.flatten(2)).view(at.shape)
-
-        met, allowed = None, torch.zeros((), dtype=torch.bool)
-        for i in range(config.n_rounds):
-            queries, keys = coded(of_query, i)[..., :, None], coded(of_key, i)[..., None, :]
-            near = (queries == keys) | (queries == keys + 1)
-            met = near.to(torch.uint8) if met is None else met.add_(near)
-            allowed = near if i == index else allowed
-        rows = torch.arange(context.mask.batch, device=k.device)[:, None, None, None, None]
-        allowed = allowed & context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
-        allowed = allowed & (own < n)[..., :, None] & (other < n)[..., None, :]
-        assert met is not None, "there is a round"
-        # a token sees itself where it sees nothing else, which no round knows by itself
-        allowed = allowed & (of_query[..., :, None] != of_key[..., None, :])
-        bias = met.to(k.dtype).clamp_min_(1).log_().neg_()
-        key, value = (beside(grouped(rows)).flatten(0, 2)[:, None] for rows in (k, v))
-        return Pairs(grouped, restored, key, value, allowed.flatten(0, 2)[:, None], bias.flatten(0, 2)[:, None])
-
-    def _library(self, q: Tensor, v: Tensor, context: Context) -> Float[Tensor, "batch head query d_value"]:
-        """Return what rounds laid end to end give, each by its share of the whole sum."""
-        config, (batch, heads, n) = self.config, q.shape[:3]
-        order, place = self._sorted(q)
-        k, v, whole = self.normed(q), per_query_head(v, q), place.shape[-1]
-        token = order % whole
-
-        def chunks(rows: Tensor) -> Tensor:
-            rows = F.pad(rows, (0, 0, 0, whole - n))
-            taken = rows.gather(-2, token[..., None].expand(-1, -1, -1, rows.shape[-1]))
-            return taken.view(batch, heads, -1, config.chunk, rows.shape[-1])
-
-        def beside(rows: Tensor, axis: int) -> Tensor:
-            return torch.cat((rows.roll(1, 2), rows), axis)
-
-        own = token.view(batch, heads, -1, config.chunk)
-        at, other = own[..., :, None], beside(own, -1)[..., None, :]
-        rows = torch.arange(context.mask.batch, device=q.device)[:, None, None, None, None]
-        scores = chunks(q) @ beside(chunks(k), -2).mT
-        allowed = context.mask.allows(rows, at.clamp_max(n - 1), other.clamp_max(n - 1)) & (other < n)
-        # in single precision at least, as scores of other forms are; of a round in which a token meets nothing, nothing
-        wide = scores.masked_fill(~allowed | (at == other), -math.inf).to(torch.promote_types(q.dtype, torch.float32))
-        met = allowed.logical_and(at != other).any(-1, keepdim=True)
-        total = torch.where(met, wide, 0.0).logsumexp(-1, keepdim=True)
-        mixed = torch.where(met, (wide - total).exp(), 0.0).to(q.dtype) @ beside(chunks(v), -2)
-        total = total.masked_fill(~met, -math.inf)
-
-        def by_round(rows: Tensor) -> Tensor:
-            rows = rows.flatten(2, 3).gather(-2, place.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1]))
-            return rows.unflatten(2, (config.n_rounds, whole))[..., :n, :]
-
-        total, mixed = by_round(total), by_round(mixed)
-        alone = (total == -math.inf).all(2)
-        share = total.masked_fill(alone[:, :, None], 0.0).softmax(2).to(q.dtype)
-        return torch.where(alone, v, (share * mixed).sum(2))
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
