@@ -11,7 +11,8 @@ replaces `begin` and `scan`. Axes are counted from the right: `batch [stream] he
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -19,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention.context import Context, Run
+from glassformer.attention.context import Context, Mask, Run, causal as looking_back
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax
@@ -174,11 +176,23 @@ class MixerConfig(Config, family=True):
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Return the floating-point operations (2 per multiply-add) of the products that mix one sequence.
 
-        Counted is the form that `fast` takes or, with fewer queries than keys, `scan`. Here: both products over all
-        pairs, masked ones included, as dense and fused routes compute them. Element-wise work is not counted.
+        Counted is the form that `fast` takes or, with fewer queries than keys that are their own, `scan`. Here: by
+        torch, in a pass that has shapes and no numbers. What reads a number on its way, or walks a long text piece by
+        piece, has a formula of its own instead. Element-wise work is not counted.
+
+        Raises:
+            NotImplementedError: The pass reads a number, and the mechanism has no formula.
         """
+        return _counted(self, n_queries, n_keys, replace(dims, layer=0), causal)
+
+    def all_pairs_flops(self, n_queries: int, n_keys: int, dims: Dims) -> int:
+        """Return the operations of both products over all pairs, masked ones included, as the dense route has them."""
         per_pair = self.traits.streams * 2 * dims.d_head + self.traits.value_streams * 2 * dims.d_value
-        return dims.n_heads * n_queries * n_keys * per_pair
+        return dims.n_heads * n_queries * self.keys_met(n_queries, n_keys) * per_pair
+
+    def keys_met(self, n_queries: int, n_keys: int) -> int:
+        """Return how many of the keys of a text are still there when so many of its last positions are mixed."""
+        return n_keys if self.reach is None or n_queries == n_keys else min(n_keys, self.reach + n_queries)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         """Return how many numbers the state of one sequence holds after `length` positions."""
@@ -420,6 +434,37 @@ class Mixer(nn.Module):
     def cut(self, state: Any, length: int) -> Any:
         """Return the state as it was after its first `length` positions, if the config `keeps` that."""
         return type(state)(*(rows[..., :length, :] for rows in state))
+
+
+@lru_cache(maxsize=4096)
+@torch.no_grad()
+def _counted(config: MixerConfig, n_queries: int, n_keys: int, dims: Dims, causal: bool) -> int:
+    """Return the operations that torch counts where queries, the last positions if causal, meet so many keys."""
+    traits, past = config.traits, n_keys - n_queries if causal else 0
+
+    def mix(start: int, stop: int, state: Any, stop_key: int) -> Any:
+        n, m = stop - start, stop_key - start
+        q = torch.zeros(1, *several(traits.streams), dims.n_heads, n, dims.d_head)
+        k = torch.zeros(1, *several(traits.streams), dims.n_kv_heads, m, dims.d_head)
+        v = torch.zeros(1, *several(traits.value_streams), dims.n_kv_heads, m, dims.d_value)
+        at, crossed = torch.arange(stop_key)[None], not causal and n != m
+        context = Context(looking_back() if causal else Mask(), at[:, start:stop], at, first=start, crossed=crossed)
+        state = mixer.begin(1, v) if state is None and past > 0 else state
+        return mixer(q, k, v, torch.zeros(1, n, dims.d_model), context, state, None)[1]
+
+    with torch.device("meta"):
+        mixer = config.build(dims, "").eval()
+        try:
+            state = mix(0, past, None, past) if past > 0 else None
+            with FlopCounterMode(display=False) as counter:
+                mix(past, past + n_queries, state, n_keys)
+        except (NotImplementedError, RuntimeError) as error:
+            raise NotImplementedError(
+                f'"{config.kind}" reads a number where it mixes, and its operations are counted without numbers '
+                f"({str(error).splitlines()[0]}).\n"
+                f"    Write `flops` in {type(config).__name__}: `all_pairs_flops` has both products over all pairs."
+            ) from error
+    return counter.get_total_flops()
 
 
 def several(streams: int) -> tuple[int, ...]:

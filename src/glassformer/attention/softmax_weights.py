@@ -59,11 +59,6 @@ class SoftmaxWeights(MixerConfig):
     def reach(self) -> int | None:
         return None if self.limit is None else self.limit - 1
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        # the fused kernel computes masked pairs too; only a single step is spared what has left the window
-        seen = n_keys if self.window is None or n_queries > 1 else min(n_keys, self.window)
-        return super().flops(n_queries, seen, dims, causal)
-
 
 class SoftmaxWeightsMixer(Mixer):
     """Softmax of what `scores` says, which has to be written; `mixed = fused` too, where that is a product."""

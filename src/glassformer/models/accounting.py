@@ -1,7 +1,7 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
-Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
-of attention over the full square, as kernels without block skipping compute them; of experts those that are chosen. The
+Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products of attention
+over all pairs that its fast form hands to a kernel, masked ones included; of experts those that are chosen. The
 backward has two products for each forward one, so training costs three times the forward pass; a fused kernel that
 recomputes its scores spends more.
 """
@@ -120,7 +120,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def count_flops(config: ModelConfig, length: int, source_length: int | None = None) -> dict[str, int]:
-    """Return forward FLOPs of one sequence by part, in closed form.
+    """Return forward FLOPs of one sequence by part, without a pass through the model.
 
     Args:
         config: The model.

@@ -127,7 +127,7 @@ def confirm(length: int, d_model: int, *, d_head: int, window: int, kernel: int 
 
 @torch.no_grad()
 def count_mixing(mixer: MixerConfig, length: int, d_model: int, *, d_head: int, scan: bool) -> tuple[int, int]:
-    """Return FLOPs of one layer's mixing as torch counts them, and by the closed form.
+    """Return FLOPs of one layer's mixing as torch counts them, and as its config says.
 
     Args:
         mixer: The mechanism.

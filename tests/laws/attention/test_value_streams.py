@@ -166,8 +166,7 @@ def test_it_costs_what_torch_counts(mixer: MixerConfig) -> None:
         x = torch.zeros(1, 6, D_MODEL)
         layer(x, causal_context(x))
     flops = layer.flops(6, 6, True)
-    # scores are made once more, with the other sign
-    assert counter.get_total_flops() == sum(flops.values()) + 2 * 4 * 6 * 6 * 3
+    assert counter.get_total_flops() == sum(flops.values()) > 0
 
 
 def test_by_default_a_heads_values_are_together_as_wide_as_its_queries() -> None:

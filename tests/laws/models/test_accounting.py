@@ -9,7 +9,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.attention import (
+    AdaptiveSpan,
+    Additive,
     Alibi,
+    Attention,
+    Concat,
     Differential,
     Lightning,
     Linear,
@@ -67,6 +71,7 @@ VARIANTS = {
 }
 every_variant = pytest.mark.parametrize("layer", VARIANTS.values(), ids=VARIANTS.keys())
 MIXERS = [Softmax(), Softmax(window=4), Linear(), Lightning(chunk=8), Differential()]
+CLOSED = [Softmax(cap=0.5), Additive(window=3), Concat(hidden=3), Linear(), Lightning(chunk=8)]
 every_mixer = pytest.mark.parametrize("mixer", MIXERS, ids=str)
 
 
@@ -173,6 +178,20 @@ def test_every_mechanism_costs_what_torch_counts_in_its_fast_form(layer) -> None
 def test_mixing_costs_what_torch_counts_at_once_and_step_by_step(mixer: MixerConfig, scan: bool) -> None:
     seen, formula = count_mixing(mixer, 21, 16, d_head=4, scan=scan)
     assert seen == formula > 0
+
+
+@in_one_pass
+@pytest.mark.parametrize("mixer", CLOSED, ids=str)
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(13, 13), (150, 150), (1, 13), (4, 150)])
+def test_a_closed_form_equals_the_count_that_it_spares(mixer: MixerConfig, n_queries: int, n_keys: int) -> None:
+    dims = Attention(4, 2, 4, mixer=mixer).dims(16, 256, 1)
+    assert mixer.flops(n_queries, n_keys, dims) == MixerConfig.flops(mixer, n_queries, n_keys, dims) > 0
+
+
+def test_a_mechanism_that_reads_numbers_is_asked_for_a_closed_form() -> None:
+    dims = Attention(2, mixer=AdaptiveSpan()).dims(8, 16)
+    with pytest.raises(NotImplementedError, match="Write `flops` in AdaptiveSpan"):
+        MixerConfig.flops(AdaptiveSpan(), 4, 4, dims)
 
 
 def test_an_encoder_decoder_costs_what_torch_counts() -> None:

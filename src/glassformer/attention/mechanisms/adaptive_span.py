@@ -60,6 +60,10 @@ class AdaptiveSpan(MixerConfig, kind="adaptive_span"):
         """Earlier positions that any head may come to see."""
         return self.longest + self.ramp - 1
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Both products over all pairs, in a closed form: how far a head sees is read from what it has learned."""
+        return self.all_pairs_flops(n_queries, n_keys, dims)
+
     def keeps(self, length: int) -> bool:
         # what heads have learned is not known here
         return length <= self.ramp - 1

@@ -65,7 +65,8 @@ class Additive(SoftmaxWeights, kind="additive"):
     )
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        return hidden_flops(self.hidden or dims.d_head, n_queries, n_keys, dims)
+        """A closed form: a few queries are scored at a time, which is too long to walk."""
+        return hidden_flops(self.hidden or dims.d_head, n_queries, self.keys_met(n_queries, n_keys), dims)
 
 
 def hidden_flops(hidden: int, n_queries: int, n_keys: int, dims: Dims) -> int:

@@ -104,14 +104,6 @@ class Atrous(SoftmaxWeights, kind="atrous"):
     def crosses(self) -> bool:
         return False
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Both products over all pairs within a class, masked ones included."""
-        pairs = 0
-        for rate in repeated(self.rates, dims.n_heads):
-            classes = min(n_queries, rate)
-            pairs += classes * -(-n_queries // classes) * -(-n_keys // rate)
-        return pairs * 2 * (dims.d_head + dims.d_value)
-
 
 class AtrousMixer(SoftmaxMixer, config=Atrous):
     def __init__(self, config: Atrous, dims: Dims, path: str) -> None:

@@ -89,7 +89,10 @@ class BigBird(MixerConfig, kind="big_bird"):
         return False
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Both products over all pairs that are handed to kernels, masked ones included."""
+        """A closed form: where each text begins is read from its numbers.
+
+        Both products over all pairs that are handed to kernels, masked ones included.
+        """
         n, block = n_keys, self.block
         if n <= self.full_up_to:
             pairs = n * n

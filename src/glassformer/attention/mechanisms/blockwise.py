@@ -29,7 +29,7 @@ from glassformer.attention.context import Causal, Context, Window
 from glassformer.attention.kernels.blocked import window_of
 from glassformer.attention.kernels.tiles import Tiles, tiled_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
-from glassformer.attention.mixer import Traits, per_query_head
+from glassformer.attention.mixer import Dims, Traits, per_query_head
 from glassformer.attention.softmax_weights import SoftmaxWeights
 
 
@@ -52,6 +52,13 @@ class Blockwise(SoftmaxWeights, kind="blockwise"):
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
     variants = ({"query_block": 2, "key_block": 3}, {"query_block": 3, "key_block": 1, "window": 3, "cap": 0.5})
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Both products over all pairs, in a closed form: a text of many tiles is too long to walk.
+
+        Tiles that are left out, as nothing in them is allowed, are counted all the same.
+        """
+        return self.all_pairs_flops(n_queries, n_keys, dims)
 
 
 class BlockwiseMixer(SoftmaxMixer, config=Blockwise):

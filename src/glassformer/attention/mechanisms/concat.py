@@ -50,7 +50,8 @@ class Concat(SoftmaxWeights, kind="concat"):
     variants = ({"hidden": 3, "window": 3}, {"sinks": True, "temperature": LogN(4)})
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        return hidden_flops(self.hidden or dims.d_head, n_queries, n_keys, dims)
+        """A closed form: a few queries are scored at a time, which is too long to walk."""
+        return hidden_flops(self.hidden or dims.d_head, n_queries, self.keys_met(n_queries, n_keys), dims)
 
 
 class ConcatMixer(SoftmaxWeightsMixer, config=Concat):

@@ -51,12 +51,6 @@ class ConcatLinear(SoftmaxWeights, kind="concat_linear"):
         {"cap": 0.5},
     )
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Both sides of the score, and the pattern on the values."""
-        seen = n_keys if self.window is None or n_queries > 1 else min(n_keys, self.window)
-        read = 2 * (n_queries + seen) * dims.d_head
-        return dims.n_heads * (read + 2 * n_queries * seen * dims.d_value)
-
 
 class ConcatLinearMixer(SoftmaxWeightsMixer, config=ConcatLinear):
     def __init__(self, config: ConcatLinear, dims: Dims, path: str) -> None:

@@ -54,10 +54,6 @@ class Differential(MixerConfig, kind="differential"):
         start = lambda_init_at(layer)
         return {"mixer": self.replace(lambda_init=start), "merge": Merge(norm="head", factor=1 - start)}
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first
-        return dims.n_heads * n_queries * n_keys * self.traits.streams * 2 * (dims.d_head + dims.d_value)
-
 
 def lambda_init_at(layer: int) -> float:
     """The paper's schedule of lambda at initialisation, 0.8 - 0.6 exp(-0.3 layer), for layers counted from 0."""

@@ -46,10 +46,6 @@ class General(SoftmaxWeights, kind="general"):
         {"temperature": AdaptiveTemperature()},
     )
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        mapped = 2 * dims.n_heads * n_queries * dims.d_head**2
-        return mapped + super().flops(n_queries, n_keys, dims, causal)
-
 
 class GeneralMixer(SoftmaxWeightsMixer, config=General):
     by_offset = False

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
+from glassformer.attention.mixer import Mixer, MixerConfig, Traits
 from glassformer.trace import Tape
 
 
@@ -33,9 +33,6 @@ class LastKey(MixerConfig, kind="last_key"):
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
     by_order: ClassVar[bool] = True
-
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        return dims.n_heads * n_queries * n_keys * 2 * dims.d_value
 
 
 class LastKeyMixer(Mixer, config=LastKey):

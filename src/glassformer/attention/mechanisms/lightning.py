@@ -56,7 +56,7 @@ class Lightning(MixerConfig, kind="lightning"):
         return {"mixer": self, "merge": Merge(norm="all", gate="sigmoid")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Chunks: linear in the number of queries."""
+        """A closed form, linear in the number of queries: a text of many chunks is too long to walk."""
         return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value, self.chunk)
 
     def state_numbers(self, length: int, dims: Dims) -> int:

@@ -44,7 +44,10 @@ class Linear(MixerConfig, kind="linear"):
     variants = ({"feature_map": "softplus"}, {"eps": 0.0})
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value."""
+        """A closed form: a text of many chunks is too long to walk.
+
+        Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value.
+        """
         if causal:
             return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value + 1)
         return dims.n_heads * 2 * (n_queries + n_keys) * dims.d_head * (dims.d_value + 1)

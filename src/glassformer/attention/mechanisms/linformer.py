@@ -66,12 +66,6 @@ class Linformer(MixerConfig, kind="linformer"):
     def crosses(self) -> bool:
         return False
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """The products with E and F, and both of every query with what they make."""
-        rows = self.rank if self.rows == "learned" else -(-n_keys // self.span(dims.max_len))
-        per_row = 2 * (dims.d_head + dims.d_value)
-        return rows * per_row * (dims.n_kv_heads * n_keys + dims.n_heads * n_queries)
-
     def span(self, max_len: int) -> int:
         """Return how many positions go into a row that is a mean or a convolution."""
         return -(-max_len // self.rank)

@@ -25,7 +25,7 @@ from glassformer.attention.context import Context, Rule
 from glassformer.attention.kernels.blocked import neighbours
 from glassformer.attention.kernels.fused import attend_masked
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
-from glassformer.attention.mixer import Dims, Traits, per_query_head
+from glassformer.attention.mixer import Traits, per_query_head
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
 
@@ -83,12 +83,6 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
     @property
     def crosses(self) -> bool:
         return False
-
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Both products over all pairs that are handed to kernels, masked ones included."""
-        met = self.chunk * (self.before + 1 + (0 if causal else self.after))
-        rows = -(-n_queries // self.chunk) * self.chunk if n_queries == n_keys else n_queries
-        return 2 * dims.n_heads * rows * min(met, n_keys) * (dims.d_head + dims.d_value)
 
 
 class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):

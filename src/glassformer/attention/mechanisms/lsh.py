@@ -95,7 +95,10 @@ class Lsh(MixerConfig, kind="lsh"):
         return {"mixer": self, "projection": Tied(key="query")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Products with the rotations, and both products over all pairs that are handed to kernels."""
+        """A closed form: whether queries are the keys is read from their numbers.
+
+        Products with the rotations, and both products over all pairs that are handed to kernels.
+        """
         hashed = dims.n_heads * n_keys * self.n_rounds * sum(self.factors) * dims.d_head
         pairs = n_queries * n_keys
         if n_queries == n_keys:

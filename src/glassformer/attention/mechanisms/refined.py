@@ -89,11 +89,6 @@ class Refined(_OnWeights, kind="refined"):
         """Whether rows have values besides queries and keys, a number for each place."""
         return self.by == "value_weighted"
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        rows = 2 * self.width(dims) + self.weighs_values * dims.max_len
-        second = self.width(dims) + self.weighs_values * n_keys
-        return dims.n_heads * n_queries * n_keys * 2 * (dims.d_head + rows + second + dims.d_value)
-
     def state_numbers(self, length: int, dims: Dims) -> int:
         of_rows = self.width(dims) + self.weighs_values * dims.max_len
         return length * (dims.n_kv_heads * (dims.d_head + dims.d_value) + dims.n_heads * of_rows)
@@ -115,11 +110,6 @@ class RefinedWasserstein(_OnWeights, kind="refined_wasserstein"):
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and projection of the layer that is refined, as `Wasserstein` does."""
         return {"mixer": self, "projection": Gaussian()}
-
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        # two streams of queries and keys, of rows and of their Gaussians, and of values
-        per_pair = 2 * (dims.d_head + 2 * self.width(dims) + dims.d_value)
-        return dims.n_heads * n_queries * n_keys * 2 * per_pair
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         return length * 2 * (dims.n_kv_heads * (dims.d_head + dims.d_value) + dims.n_heads * self.width(dims))

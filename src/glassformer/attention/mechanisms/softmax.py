@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.mixer import Traits
+from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.scores import products
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN
@@ -61,6 +61,12 @@ class Softmax(SoftmaxWeights, kind="softmax"):
         {"temperature": LearnedTemperature(2.0)},
         {"temperature": AdaptiveTemperature()},
     )
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """A closed form where all pairs are met: a pass without numbers loads torch's compiler first."""
+        if self.window is None and not self.sinks:
+            return self.all_pairs_flops(n_queries, n_keys, dims)
+        return super().flops(n_queries, n_keys, dims, causal)
 
 
 class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):

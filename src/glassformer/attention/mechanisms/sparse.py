@@ -31,7 +31,6 @@ from torch import Tensor
 from glassformer.arguments import Count
 from glassformer.attention.context import Context, Mask, Rule
 from glassformer.attention.kernels import sparse
-from glassformer.attention.kernels.blocked import blocks_of
 from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Dims, Traits
@@ -122,19 +121,11 @@ class Sparse(SoftmaxWeights, kind="sparse"):
         return False
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """Both products over all pairs that are handed to kernels, masked ones included."""
-        n, m, stride = n_queries, n_keys, self.stride
-        rows, back = blocks_of(self.near)
-        if n == 1 < m:
-            near = self.near if self.form == "strided" else stride
-            pairs = min(m, near + m // stride * (1 if self.form == "strided" else self.summary))
-        elif n != m or n <= 2 * stride:
-            pairs = n * m
-        elif self.form == "strided":
-            near = -(-n // rows) * rows * rows * (1 + back * (1 if causal else 2))
-            pairs = stride * (-(-n // stride)) ** 2 + (near if self.near > 1 else 0)
-        else:
-            pairs = -(-n // stride) * stride**2 + n * (n // stride) * self.summary
+        """Which keys a single step looks at is read from numbers: it has a closed form, of the pairs that it makes."""
+        if not 1 == n_queries < n_keys:
+            return super().flops(n_queries, n_keys, dims, causal)
+        near, each = (self.near, 1) if self.form == "strided" else (self.stride, self.summary)
+        pairs = min(n_keys, near + n_keys // self.stride * each)
         return dims.n_heads * pairs * 2 * (dims.d_head + dims.d_value)
 
 

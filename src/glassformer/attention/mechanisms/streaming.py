@@ -65,10 +65,6 @@ class Streaming(MixerConfig, kind="streaming"):
         """The largest distance of a query and a key."""
         return self.first + self.window - 1
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        seen = min(n_keys, self.first + self.window)
-        return super().flops(n_queries, seen if n_queries == 1 else n_keys, dims, causal)
-
     def state_numbers(self, length: int, dims: Dims) -> int:
         kept = self.first + min(max(length, 0), self.window - 1)
         return kept * dims.n_kv_heads * (dims.d_head + dims.d_value)

@@ -50,6 +50,10 @@ class SumNormalised(MixerConfig, kind="sum_normalised"):
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
     variants = ({"function": "relu"}, {"function": "identity"}, {"window": 3})
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Both products over all pairs, in a closed form: whether a row has no weights is read from its numbers."""
+        return self.all_pairs_flops(n_queries, n_keys, dims)
+
     @property
     def reach(self) -> int | None:
         return None if self.window is None else self.window - 1

@@ -85,15 +85,6 @@ class Synthesizer(MixerConfig, kind="synthesizer"):
     def keeps(self, length: int) -> bool:
         return True
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        hidden = self.d_hidden or dims.d_head
-        read = 2 * dims.d_model * hidden
-        of_rows = {"dense": read, "factorised_dense": 2 * read + 2 * hidden * sum(_factors(dims.max_len))}
-        per_pair = {"dense": 2 * hidden, "factorised_random": 2 * self.rank, "dot_product": 2 * dims.d_head}
-        rows = sum(of_rows.get(part, 0) for part in self.parts)
-        pairs = sum(per_pair.get(part, 0) for part in self.parts) + 2 * dims.d_value
-        return dims.n_heads * n_queries * (rows + n_keys * pairs)
-
     def state_numbers(self, length: int, dims: Dims) -> int:
         return length * dims.n_kv_heads * (dims.d_value + self.reads_keys * dims.d_head)
 
