@@ -51,6 +51,11 @@ class SoftmaxWeights(MixerConfig):
         return None
 
     @property
+    def crosses(self) -> bool:
+        # a rule goes by places, which those of another sequence are not
+        return self.rule is None and super().crosses
+
+    @property
     def limit(self) -> int | None:
         """How far apart a query and a key are at most, plus one; None for no limit."""
         return self.window

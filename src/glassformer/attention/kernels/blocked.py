@@ -172,3 +172,41 @@ def _with_bias(
     k = (block - back) * rows + torch.arange(n_keys, device=device)[None]
     bias = context.encoding.bias(replace(context, positions=q, key_positions=k, memo={}))
     return bias[None].masked_fill(~allowed, float("-inf"))
+
+
+def chunked(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_value"],
+    context: Context,
+    size: int,
+    before: int,
+    after: int,
+    attend: Attend,
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return what queries of each chunk of a text mix of its keys and of those of chunks beside it.
+
+    Args:
+        q: Queries.
+        k: Keys, one per query head.
+        v: Values, one per query head.
+        context: Facts of the pass, which say what is hidden besides.
+        size: Positions of a chunk.
+        before: How many chunks before its own a query meets.
+        after: How many behind it.
+        attend: As in `windowed`.
+    """
+    (batch, _, n), device = q.shape[:3], q.device
+    query = neighbours(q, size, 0, 0).flatten(0, 1)
+    key, value = (neighbours(rows, size, before, after).flatten(0, 1) for rows in (k, v))
+    chunks = len(query) // batch
+    start = (torch.arange(chunks, device=device) * size)[:, None, None, None]
+    at = (start + torch.arange(size, device=device)[:, None]).clamp_max(n - 1)
+    of_key = start + torch.arange(-before * size, (1 + after) * size, device=device)
+    rows = torch.arange(context.mask.batch, device=device)[:, None, None]
+    allowed = context.mask.allows(rows, at, of_key.clamp(0, n - 1)) & (of_key >= 0) & (of_key < n)
+    allowed = allowed.expand(chunks, batch, -1, -1).flatten(0, 1)[:, None]
+    z = attend(query, key, value, allowed)
+    if not context.sees_itself:
+        z = z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return z.unflatten(0, (chunks, batch)).movedim(0, 2).flatten(2, 3)[..., :n, :]

@@ -16,6 +16,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from glassformer.attention.context import Context, Mask, Run, Term, causal
+from glassformer.attention.mixer import per_query_head
 
 Mix = Callable[[Context, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,6 +46,40 @@ def by_class(
     q, k, v = classes.queries(q), classes.keys(k), classes.keys(v)
     z = mix(classes.context(context, batch), q, k, v)
     return classes.restored(z, batch)
+
+
+class HeadsByRate:
+    """Heads by the rate they look at, each rate mixed by itself.
+
+    Args:
+        rates: Of the heads, in their order, over and over until every head has one.
+        n_heads: How many heads there are.
+
+    Attributes:
+        heads: Which heads have a rate, for each that there is.
+        rates: Of each head, or of all.
+    """
+
+    def __init__(self, rates: tuple[int, ...], n_heads: int) -> None:
+        of_each = tuple(rates[head % len(rates)] for head in range(n_heads))
+        self.heads = {rate: [h for h, own in enumerate(of_each) if own == rate] for rate in dict.fromkeys(of_each)}
+        self.rates = of_each if len(self.heads) > 1 else of_each[:1]
+
+    def mixed(
+        self,
+        mix: Callable[[int, slice | list[int], Tensor, Tensor, Tensor], Tensor],
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_value"],
+    ) -> Float[Tensor, "batch head query d_value"]:
+        """Return what `mix` makes of a rate, its heads, and their queries, keys and values: of all rates, by head."""
+        if len(self.heads) == 1:
+            (rate,) = self.heads
+            return mix(rate, slice(None), q, k, v)
+        k, v = per_query_head(k, q), per_query_head(v, q)
+        mixed = [mix(rate, heads, q[:, heads], k[:, heads], v[:, heads]) for rate, heads in self.heads.items()]
+        order = torch.tensor([head for heads in self.heads.values() for head in heads], device=q.device)
+        return torch.cat(mixed, 1)[:, order.argsort()]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ rate with zeros that take part in the softmax.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -30,9 +29,9 @@ from torch import Tensor
 
 from glassformer.arguments import Count, Counts
 from glassformer.attention.context import Context, Rule
-from glassformer.attention.kernels.classes import by_class
+from glassformer.attention.kernels.classes import HeadsByRate, by_class
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
-from glassformer.attention.mixer import Dims, Traits, per_query_head
+from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.softmax_weights import SoftmaxWeights
 from glassformer.attention.temperature import LogN
 
@@ -100,52 +99,24 @@ class Atrous(SoftmaxWeights, kind="atrous"):
     def reach(self) -> int | None:
         return None if self.window is None else (self.window - 1) * max(self.rates)
 
-    @property
-    def crosses(self) -> bool:
-        return False
-
 
 class AtrousMixer(SoftmaxMixer, config=Atrous):
     def __init__(self, config: Atrous, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
-        rates = repeated(config.rates, dims.n_heads)
-        self.window, self.by_rate = config.window, heads_by_rate(rates)
-        self.rule = EveryNth(rates if len(self.by_rate) > 1 else rates[:1], config.window)
+        self.window, self.by_rate = config.window, HeadsByRate(config.rates, dims.n_heads)
+        self.rule = EveryNth(self.by_rate.rates, config.window)
 
     def ruled(self, context: Context) -> Context:
         return context.ruled(self.rule)
 
     def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
-        return not (context.biased and len(self.by_rate) > 1) and super().mixes(context, q, k)
+        return not (context.biased and len(self.by_rate.heads) > 1) and super().mixes(context, q, k)
 
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        if len(self.by_rate) == 1:
-            (rate,) = self.by_rate
-            return by_class(partial(self._of_classes, heads=slice(None)), context, rate, q, k, v)
-        k, v = per_query_head(k, q), per_query_head(v, q)
-        mixed = [
-            by_class(partial(self._of_classes, heads=heads), context, rate, q[:, heads], k[:, heads], v[:, heads])
-            for rate, heads in self.by_rate.items()
-        ]
-        return in_order(mixed, list(self.by_rate.values()))
+        def of_rate(rate: int, heads: slice | list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            def of_classes(context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return self.fused_heads(q, k, v, context, self.window, heads)
 
-    def _of_classes(self, context: Context, q: Tensor, k: Tensor, v: Tensor, heads: slice | list[int]) -> Tensor:
-        return self.fused_heads(q, k, v, context, self.window, heads)
+            return by_class(of_classes, context, rate, q, k, v)
 
-
-def repeated(rates: tuple[int, ...], n_heads: int) -> tuple[int, ...]:
-    """Return a rate for each head: those given, over and over."""
-    return tuple(rates[head % len(rates)] for head in range(n_heads))
-
-
-def heads_by_rate(rates: tuple[int, ...]) -> dict[int, list[int]]:
-    """Return which heads have a rate, for each that there is."""
-    return {rate: [head for head, own in enumerate(rates) if own == rate] for rate in dict.fromkeys(rates)}
-
-
-def in_order(
-    mixed: list[Float[Tensor, "batch heads query d_value"]], heads: list[list[int]]
-) -> Float[Tensor, "batch head query d_value"]:
-    """Return what groups of heads mixed, by head."""
-    order = torch.tensor([head for group in heads for head in group], device=mixed[0].device)
-    return torch.cat(mixed, 1)[:, order.argsort()]
+        return self.by_rate.mixed(of_rate, q, k, v)

@@ -14,15 +14,15 @@ chunks are those of google/trax and transformers. Chunks are counted from the be
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.arguments import Count, Natural
 from glassformer.attention.context import Context, Rule
-from glassformer.attention.kernels.blocked import neighbours
+from glassformer.attention.kernels.blocked import chunked
 from glassformer.attention.kernels.fused import attend_masked
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.attention.mixer import Traits, per_query_head
@@ -80,10 +80,6 @@ class LocalChunks(SoftmaxWeights, kind="local_chunks"):
         furthest = (self.before + 1) * self.chunk - 1
         return furthest if self.window is None else min(furthest, self.window - 1)
 
-    @property
-    def crosses(self) -> bool:
-        return False
-
 
 class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
     config: LocalChunks  # type: ignore[assignment]
@@ -99,20 +95,7 @@ class LocalChunksMixer(SoftmaxMixer, config=LocalChunks):
         return plain and super().mixes(context, q, k) and all(text.first == 0 for text in context.texts(len(q)))
 
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        """Return what queries of each chunk mix of those beside it."""
-        config, (batch, _, n), device = self.config, q.shape[:3], q.device
+        config, after = self.config, 0 if context.looks_back else self.config.after
+        attend = partial(attend_masked, scale=self.scale)
         k, v = per_query_head(k, q), per_query_head(v, q)
-        ahead = 0 if context.looks_back else config.after
-        query = neighbours(q, config.chunk, 0, 0).flatten(0, 1)
-        key, value = (neighbours(u, config.chunk, config.before, ahead).flatten(0, 1) for u in (k, v))
-        blocks = len(query) // batch
-        start = (torch.arange(blocks, device=device) * config.chunk)[:, None, None, None]
-        at = (start + torch.arange(config.chunk, device=device)[:, None]).clamp_max(n - 1)
-        of_key = start + torch.arange(-config.before * config.chunk, (1 + ahead) * config.chunk, device=device)
-        rows = torch.arange(context.mask.batch, device=device)[:, None, None]
-        allowed = context.mask.allows(rows, at, of_key.clamp(0, n - 1)) & (of_key >= 0) & (of_key < n)
-        allowed = allowed.expand(blocks, batch, -1, -1).flatten(0, 1)[:, None]
-        z = attend_masked(query, key, value, allowed, self.scale)
-        if not context.sees_itself:
-            z = z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        return z.unflatten(0, (blocks, batch)).movedim(0, 2).flatten(2, 3)[..., :n, :]
+        return chunked(q, k, v, context, config.chunk, config.before, after, attend)

@@ -35,13 +35,13 @@ from torch import Tensor
 
 from glassformer.arguments import Count, Counts, Natural
 from glassformer.attention.context import Context
-from glassformer.attention.kernels.classes import by_class
+from glassformer.attention.kernels.classes import HeadsByRate, by_class
 from glassformer.attention.kernels.fused import attend_masked, fused_softmax
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.kernels.sparse import Tokens, met_by_all, near
 from glassformer.attention.kernels.union import alike, union_softmax
-from glassformer.attention.mechanisms.atrous import EveryNth, heads_by_rate, in_order, repeated
-from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.mechanisms.atrous import EveryNth
+from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits
 from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.trace import Tape, site
 
@@ -93,9 +93,8 @@ class LongformerMixer(Mixer, config=Longformer):
 
     def __init__(self, config: Longformer, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
-        rates = repeated(config.dilations, dims.n_heads)
-        self.by_rate = heads_by_rate(rates)
-        self.near = EveryNth(rates if len(self.by_rate) > 1 else rates[:1], config.window)
+        self.by_rate = HeadsByRate(config.dilations, dims.n_heads)
+        self.near = EveryNth(self.by_rate.rates, config.window)
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         scores = placed(products(q * self.scale, k, context), context)
@@ -128,16 +127,11 @@ class LongformerMixer(Mixer, config=Longformer):
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
         flags = self.global_tokens(context, q.shape[-2])
         tokens = None if flags is None else Tokens.marked(flags)
-        if len(self.by_rate) == 1:
-            (rate,) = self.by_rate
-            z = self._of_heads(context, rate, tokens, q[:, 0], k[:, 0], v[:, 0])
-        else:
-            local = q[:, 0], per_query_head(k[:, 0], q), per_query_head(v[:, 0], q)
-            mixed = [
-                self._of_heads(context, rate, tokens, *(x[:, heads] for x in local))
-                for rate, heads in self.by_rate.items()
-            ]
-            z = in_order(mixed, list(self.by_rate.values()))
+
+        def of_rate(rate: int, heads: slice | list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._of_heads(context, rate, tokens, q, k, v)
+
+        z = self.by_rate.mixed(of_rate, q[:, 0], k[:, 0], v[:, 0])
         return z if tokens is None else self._with_global(z, context, tokens, q[:, 1], k[:, 1], v[:, 1])
 
     def _of_heads(

@@ -116,10 +116,6 @@ class Sparse(SoftmaxWeights, kind="sparse"):
     def limit(self) -> None:
         return None
 
-    @property
-    def crosses(self) -> bool:
-        return False
-
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Which keys a single step looks at is read from numbers: it has a closed form, of the pairs that it makes."""
         if not 1 == n_queries < n_keys:
