@@ -25,6 +25,7 @@ transformers, attention_window = 2 (window - 1). Their global matrices start as 
 are drawn.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from glassformer.arguments import Count, Counts, Natural
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.blocked import blocks_of
 from glassformer.attention.kernels.classes import HeadsByRate, by_class
 from glassformer.attention.kernels.fused import attend_masked, fused_softmax
 from glassformer.attention.kernels.growing import append
@@ -82,6 +84,23 @@ class Longformer(MixerConfig, kind="longformer"):
     @property
     def crosses(self) -> bool:
         return False
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Which tokens are global is read from numbers: a closed form then, of all pairs handed to kernels."""
+        if not self.n_global:
+            return super().flops(n_queries, n_keys, dims, causal)
+        n, m, tokens = n_queries, n_keys, min(self.n_global, n_keys)
+        if n != m:
+            # of both streams, by way of the pattern
+            seen = m if self.reach is None or n > 1 else min(m, self.reach + 1)
+            return 2 * dims.n_heads * n * seen * 2 * (dims.d_head + dims.d_value)
+        rows, back = blocks_of(self.window)
+        pairs = 2 * dims.n_heads * n * tokens
+        for rate, heads in HeadsByRate(self.dilations, dims.n_heads).heads.items():
+            classes = min(n, rate)
+            blocks = len(heads) * classes * math.ceil(math.ceil(n / classes) / rows)
+            pairs += blocks * rows * rows * (1 + back * (1 if causal else 2))
+        return pairs * 2 * (dims.d_head + dims.d_value)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         kept = length if self.reach is None else min(length, self.reach)
