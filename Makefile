@@ -12,7 +12,7 @@ PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
 endif
 
-# bytecode is left for the next process, that of tests with their checks too: a fourth of the time of `make test`
+# bytecode is left for the next process, that of tests with their checks too: half of what collecting them costs
 unexport PYTHONDONTWRITEBYTECODE
 
 # torch.compile cannot see through the run-time shape checks, so its tests run in a process of their own without them

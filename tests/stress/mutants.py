@@ -40,7 +40,7 @@ from mutations import PROBE, CannotPlace, Mutant, Place, code_of, draw, mutated,
 RECORD = ROOT / "tests" / "golden" / "mutants.json"
 PACKAGES = ("attention", "models", "trace", "weights", "analysis/sweep", "analysis/circuits")
 OURS = {"mutants.py", "mutations.py"}
-DEFAULT_RUN = "not full and not gpu and not network"
+EVERYWHERE = "not gpu and not network"
 
 
 class Swaps:
@@ -99,6 +99,8 @@ class Tries:
         self.failed |= report.failed
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # what was collected is kept from the collector of garbage, and the functions to swap are looked for there
+        gc.unfreeze()
         self.items = {item.nodeid: item for item in session.items}
         self.order = {name: number for number, name in enumerate(self.items)}
         self.terminal = session.config.pluginmanager
@@ -339,7 +341,8 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     tries = Tries(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        options = ["-q", "-p", "no:xdist", "-m", DEFAULT_RUN, "--basetemp", str(Path(folder, "tests"))]
+        options = ["-q", "-p", "no:xdist", "-m", EVERYWHERE, "--annotations", "all"]
+        options += ["--basetemp", str(Path(folder, "tests"))]
         code = pytest.main([*options, *arguments.tests], plugins=[tries])
     return int(code) or int(tries.survivors > 0)
 
