@@ -35,6 +35,7 @@ test: $(DEV)
 # of what only the full sweep holds, one test in so many; which ones depends on the sources and tests alone
 SHARE := 10
 test-share: $(DEV)
+	$(if $(COMPILED),$(BIN)/python -m pytest $(SWEEP) --annotations none --share $(SHARE) $(COMPILED))
 	$(BIN)/python -m pytest $(WORKERS) -m "full and not gpu and not network" --hypothesis-profile=ci --annotations all --share $(SHARE)
 
 test-all: $(DEV)

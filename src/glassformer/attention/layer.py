@@ -16,7 +16,7 @@ from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
-from glassformer.attention.projections import ProjectionConfig, Separate, Which
+from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -152,7 +152,7 @@ class AttentionState(NamedTuple):
 class AttentionLayer(SubLayerModule):
     """Project, mix, merge; keys and values may be of another stack's output, and a state continues earlier positions.
 
-    (q, k, v), kept = projection(x)        with positions, and what precedes them
+    (q, k, v), kept = projection(read, kept)      with positions, and what precedes them
     z, memory       = mixer(q, k, v)
     out             = merge(z, x)
     """
@@ -190,12 +190,7 @@ class AttentionLayer(SubLayerModule):
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
             "at_read=False.",
         )
-        require(
-            not (self.projection.turns_when_written and (self.positions.at_read or self.positions.has_scores)),
-            f'attention: projection "{config.projection.kind}" turns means when they are written, and positions '
-            f'"{config.positions.kind}" would turn all of a key again where it is read; use Rope(), or positions that '
-            "add to scores.",
-        )
+        self.projection.check(self.positions)
         if self.projection.stores_keys and not config.cross:
             self._check_keys_made_anew()
 
@@ -243,12 +238,12 @@ class AttentionLayer(SubLayerModule):
         kept, memory = (None, None) if state is None else state
         if drops and self.config.dropout > 0:
             context = replace(context, dropout=self.config.dropout)
-        x_q, x_k = self.positions.inputs(x, x_v, context)
         own = None if inputs is None else partial(self._own, inputs, context)
+        read = ProjectionInputs(*self.positions.inputs(x, x_v, context), x_v, self.positions, context, own)
         if absorbs := own is None and kept is not None and self._absorbs(x.shape[1], kept, context, tape):
-            (q, k, v), kept = self.projection.absorbed(x_q, x_k, self.positions, context, kept)
+            (q, k, v), kept = self.projection.absorbed(read, kept)
         else:
-            (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)
+            (q, k, v), kept = self.projection(read, kept)
         q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
         x_mix = x if inputs is None else self._mixed_input(inputs, x)
         z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context), memory, tape)

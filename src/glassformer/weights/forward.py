@@ -18,6 +18,7 @@ from torch import Tensor
 from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.attention.projections import ProjectionInputs
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
@@ -152,9 +153,9 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
             rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
-    clipped = module.projection.clipped
-    (q, k, v), _ = module.projection.before_rotation(clipped(q), clipped(k), clipped(v), context.positions)
-    q, k = module.positions.written(q, k, context)
+    projection, inputs = module.projection, ProjectionInputs(x, source, source, module.positions, context)
+    made, _ = projection.before_rotation(tuple(projection.clipped(heads) for heads in (q, k, v)), inputs)
+    q, k, v = projection.placed(made, inputs)
     z, _ = module.mixer(q, k, v, x, module.positions.within(context), None, None)
     if a.gain is not None:
         z = z / module.merge.scale(z)[..., None] * a.gain[:, None]

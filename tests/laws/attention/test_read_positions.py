@@ -20,6 +20,7 @@ from glassformer.attention import (
     Softmax,
     YarnScaling,
 )
+from glassformer.attention.projections import Projected, ProjectionInputs
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Mlp, generate
 from glassformer.models.sampling import GREEDY
@@ -48,6 +49,12 @@ def like(layer: Layer, positions: PositionsConfig) -> Layer:
     other = layer.config.replace(positions=positions).build(D_MODEL, 32, 0, "").double().eval()
     other.load_state_dict(layer.module.state_dict())
     return Layer(other)
+
+
+def before_rotation(layer: Layer, x: Tensor) -> Projected:
+    projection = layer.module.projection
+    inputs = ProjectionInputs(x, x, x, layer.module.positions, causal_context(x))
+    return projection.before_rotation(projection.heads(x, x, x), inputs)[0]
 
 
 def step_by_step(layer: Layer, x: Tensor) -> tuple[Tensor, list]:
@@ -79,9 +86,7 @@ def test_rotating_keys_when_they_are_read_changes_nothing_but_what_is_stored(kin
     expected, _ = step_by_step(written, x)
     found, states = step_by_step(read, x)
     close(found, expected)
-    plain = like(written, rope.replace(fraction=1.0, scaling=None)).module.projection
-    q, k, v = plain.heads(x, x, x)
-    unturned = plain.before_rotation(q, k, v, causal_context(x).positions)[0][1]
+    unturned = before_rotation(like(written, rope.replace(fraction=1.0, scaling=None)), x)[1]
     held = states[-1].mixer.key
     # a state may have the keys of one stream alone, where no later query asks for the other
     unturned = unturned if held.ndim == unturned.ndim else unturned[:, 0]
@@ -156,8 +161,7 @@ def test_scores_are_those_of_each_pair_turned_by_its_own_distance(kind: str, dat
     x, n = stream(1, 11), 11
     found = layer.read(x, "scores")["scores"]
     rope = Rope().build(layer.module.dims)
-    plain = like(layer, Rope()).module
-    heads = plain.projection.before_rotation(*plain.projection.heads(x, x, x), causal_context(x).positions)[0]
+    heads = before_rotation(like(layer, Rope()), x)
     q = layer.mixer.queries(heads[0], causal_context(x)) * layer.mixer.scale
     k = layer.mixer.keys(heads[1])
     for i in range(n):

@@ -68,6 +68,8 @@ class DifferentialMixer(Mixer, config=Differential):
 
     def __init__(self, config: Differential, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
+        # a word of Python, which compilers could not write where they guard what was read
+        self.at_lambda = getattr(self.at, "lambda")
         # rows: lambda_q1, lambda_k1, lambda_q2, lambda_k2; shared by all heads of the layer
         self.lambdas = nn.Parameter(torch.empty(4, dims.d_head))
         nn.init.normal_(self.lambdas, std=0.1)
@@ -110,4 +112,4 @@ class DifferentialMixer(Mixer, config=Differential):
     def _lambda(self, tape: Tape | None) -> Tensor:
         q1, k1, q2, k2 = self.lambdas.unbind()
         value = (q1 @ k1).exp() - (q2 @ k2).exp() + self.config.lambda_init
-        return site(tape, getattr(self.at, "lambda"), value)
+        return site(tape, self.at_lambda, value)

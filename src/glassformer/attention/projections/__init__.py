@@ -10,6 +10,7 @@ from glassformer.attention.projections.projection import (
     Projected,
     Projection,
     ProjectionConfig,
+    ProjectionInputs,
     Which,
 )
 from glassformer.attention.projections.query_key_norm import HeadNorm, NoHeadNorm, QueryKeyNorm
@@ -20,7 +21,7 @@ from glassformer.attention.projections.tied import Tied
 __all__ = [
     "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "Gaussian", "GaussianProjection", "HeadNorm",
     "Latent", "LatentProjection", "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection",
-    "ProjectionConfig", "QueryKeyNorm", "Separate",
+    "ProjectionConfig", "ProjectionInputs", "QueryKeyNorm", "Separate",
     "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
     "SourceProjection", "SourceState", "Tied", "Which",
 ]  # fmt: skip

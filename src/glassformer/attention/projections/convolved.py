@@ -20,8 +20,16 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import READ_SCORES, TAKE_MIXED, Departure, Of, Own, Projected, Which
-from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
+from glassformer.attention.projections.projection import (
+    READ_SCORES,
+    TAKE_MIXED,
+    Departure,
+    Of,
+    Projected,
+    ProjectionInputs,
+    Which,
+)
+from glassformer.attention.projections.separate import Separate, SeparateProjection
 from glassformer.errors import AnalysisUnavailable
 
 
@@ -63,18 +71,11 @@ class ConvolvedProjection(SeparateProjection):
         self.values_by_position = False
 
     def before_rotation(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Int[Tensor, "b pos"],
-        kept: ConvolvedState | None = None,
-        own: Own | None = None,
+        self, made: Projected, inputs: ProjectionInputs, kept: ConvolvedState | None = None
     ) -> tuple[Projected, ConvolvedState | None]:
-        q, k, v = with_own(own, q, k, v)
         before = (None, None, None) if kept is None else kept
-        parts = zip(self.convolutions, (q, k, v), before)
-        (q, k, v), last = zip(*(mix(x, positions, earlier) for mix, x, earlier in parts))
+        parts = zip(self.convolutions, inputs.with_own(*made), before)
+        (q, k, v), last = zip(*(mix(x, inputs.context.positions, earlier) for mix, x, earlier in parts))
         return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:

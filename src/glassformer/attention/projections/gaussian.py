@@ -15,13 +15,19 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.attention.context import Context
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
-from glassformer.attention.projections.projection import READ_SCORES, TAKE_VALUES, Departure, Of, Own, Projected
+from glassformer.attention.projections.projection import (
+    READ_SCORES,
+    TAKE_VALUES,
+    Departure,
+    Of,
+    Projected,
+    ProjectionInputs,
+)
 from glassformer.attention.projections.separate import Separate, SeparateProjection
 from glassformer.config import require
 
@@ -42,34 +48,23 @@ class Gaussian(Separate, kind="gaussian"):
 
 
 class GaussianProjection(SeparateProjection):
-    turns_when_written = True
+    def check(self, positions: Positions) -> None:
+        require(
+            not (positions.at_read or positions.has_scores),
+            f'attention: projection "gaussian" turns means when they are written, and positions '
+            f'"{positions.config.kind}" would turn all of a key again where it is read; use Rope(), or positions that '
+            "add to scores.",
+        )
 
-    def forward(
-        self,
-        x_q: Tensor,
-        x_k: Tensor,
-        x_v: Tensor,
-        positions: Positions,
-        context: Context,
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
-        (q, k, v), _ = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, own=own)
-        means = positions.written(q[:, 0], k[:, 0], context)
-        q, k = (torch.stack((mean, heads[:, 1]), 1) for mean, heads in zip(means, (q, k)))
-        return (q, k, v), kept
-
-    def before_rotation(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Int[Tensor, "b pos"],
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
-        (q, k, v), kept = super().before_rotation(q, k, v, positions, kept, own)
+    def before_rotation(self, made: Projected, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
+        (q, k, v), kept = super().before_rotation(made, inputs, kept)
         return (_positive(q), _positive(k), _positive(v)), kept
+
+    def placed(self, made: Projected, inputs: ProjectionInputs) -> Projected:
+        q, k, v = made
+        means = inputs.positions.written(q[:, 0], k[:, 0], inputs.context)
+        q, k = (torch.stack((mean, heads[:, 1]), 1) for mean, heads in zip(means, (q, k)))
+        return q, k, v
 
     def departs(self, of: Of) -> Departure:
         how = "makes covariances by ELU + 1"

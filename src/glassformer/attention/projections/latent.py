@@ -35,7 +35,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Natural, Positive
-from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.linear_map import LinearMap, parameters_of
 from glassformer.attention.mixer import Dims, Traits
@@ -45,13 +44,13 @@ from glassformer.attention.projections.projection import (
     TAKE_VALUES,
     Departure,
     Of,
-    Own,
     Projected,
     Projection,
     ProjectionConfig,
+    ProjectionInputs,
     Which,
 )
-from glassformer.attention.projections.separate import SeparateProjection, heads_of, with_own
+from glassformer.attention.projections.separate import SeparateProjection, heads_of
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 
@@ -143,24 +142,16 @@ class LatentProjection(SeparateProjection):
         return map.weight if norm is None else map.weight * norm.weight
 
     def forward(
-        self,
-        x_q: Tensor,
-        x_k: Tensor,
-        x_v: Tensor,
-        positions: Positions,
-        context: Context,
-        kept: LatentState | None = None,
-        own: Own | None = None,
+        self, inputs: ProjectionInputs, kept: LatentState | None = None
     ) -> tuple[Projected, LatentState | None]:
-        if own is not None:
+        if inputs.own is not None:
             if kept is not None:
                 raise AnalysisUnavailable(
                     "what single heads read: this layer keeps latents that all heads share, so what one head reads in "
                     "this step cannot be carried to the next.\n    Run the whole text in one pass, without a state."
                 )
-            q, k, v = with_own(own, *self.heads(x_q, x_k, x_v))
-            return (*positions.written(q, k, context), v), None
-        q, rows = self._placed(x_q, x_k, positions, context)
+            return super().forward(inputs)
+        q, rows = self._placed(inputs)
         kept, rows = self._kept(kept, rows)
         return (q, *self.expanded(rows)), kept
 
@@ -201,9 +192,10 @@ class LatentProjection(SeparateProjection):
     def _rotary_key(self, rows: Tensor) -> Float[Tensor, "batch *stream 1 key d_rotary"]:
         return heads_of(rows[..., self.rank :], 1, self.streams)
 
-    def _placed(self, x_q: Tensor, x_k: Tensor, positions: Positions, context: Context) -> tuple[Tensor, Tensor]:
+    def _placed(self, inputs: ProjectionInputs) -> tuple[Tensor, Tensor]:
         """Return queries at their positions, and rows of new positions as they are kept."""
-        q, rows = self.queries(x_q), self.compressed(x_k)
+        positions, context = inputs.positions, inputs.context
+        q, rows = self.queries(inputs.query), self.compressed(inputs.key)
         if not self.rotary:
             # keys are left as they are: they are turned when they are read
             return positions.rotate(q, None, context)[0], rows
@@ -232,10 +224,8 @@ class LatentProjection(SeparateProjection):
         absorbed = dims.n_heads * n_new * (made + n_keys * 2 * (self.rank + self.rotary))
         return absorbed < plain
 
-    def absorbed(
-        self, x_q: Tensor, x_k: Tensor, positions: Positions, context: Context, kept: LatentState
-    ) -> tuple[Projected, LatentState | None]:
-        q, rows = self._placed(x_q, x_k, positions, context)
+    def absorbed(self, inputs: ProjectionInputs, kept: LatentState) -> tuple[Projected, LatentState | None]:
+        q, rows = self._placed(inputs)
         state, rows = self._kept(kept, rows)
         content, turned = q.split((self.d_content, self.rotary), -1)
         grouped = content.unflatten(1, (self.dims.n_kv_heads, -1))

@@ -1,6 +1,6 @@
 """The contract of projections: from what a layer reads of the stream to queries, keys and values at their positions.
 
-    (q, k, v), kept = projection(x_q, x_k, x_v, positions, context, kept)
+    (q, k, v), kept = projection(inputs, kept)
 
 A projection owns whatever precedes rotation, and hands queries and keys to the positions last. What it needs of earlier
 positions, or of another stack's output, is its part of the layer's state: `kept`.
@@ -29,6 +29,30 @@ Which = Literal["query", "key", "value"]
 Of = Literal["scores", "values"]
 # from which of the three, and what all heads make of the one stream, to the same with some heads' own in it
 Own = Callable[[Which, Tensor], Tensor]
+
+
+class ProjectionInputs(NamedTuple):
+    """What the queries, keys and values of a pass are made of.
+
+    Args:
+        query: What queries read.
+        key: What keys read.
+        value: What values read.
+        positions: Turn queries and keys.
+        context: Facts of the pass; for cross-attention those that pair it with the other stack.
+        own: Puts in what heads make that read a stream of their own; see `Projection.of_heads`.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    positions: Positions
+    context: Context
+    own: Own | None = None
+
+    def with_own(self, q: Tensor, k: Tensor, v: Tensor) -> Projected:
+        """Return queries, keys and values, those of heads that read a stream of their own put in."""
+        return (q, k, v) if self.own is None else (self.own("query", q), self.own("key", k), self.own("value", v))
 
 
 class ProjectionConfig(Config, family=True):
@@ -94,30 +118,17 @@ class Projection(nn.Module):
     keeps_turned: bool = False
     # whether norms lie between its matrices, so that what those come to is divided by `scales`
     norms_within: bool = False
-    # whether only some of what makes a query or key turns with its position, which it sees to when they are written
-    turns_when_written: bool = False
 
-    def forward(
-        self,
-        x_q: Tensor,
-        x_k: Tensor,
-        x_v: Tensor,
-        positions: Positions,
-        context: Context,
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
+    def check(self, positions: Positions) -> None:
+        """Raise if positions would do to queries or keys what has no meaning for these; all will do by default."""
+
+    def forward(self, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         """Return queries, keys and values as the layer passes them on, and what is kept if anything was.
 
         Args:
-            x_q: What queries read.
-            x_k: What keys read.
-            x_v: What values read.
-            positions: Turn queries and keys.
-            context: Facts of the pass; for cross-attention those that pair it with the other stack.
+            inputs: What they are made of.
             kept: What earlier positions left behind, or what was made of the other stack's output; `begin` makes the
                 empty one. None if there is no state.
-            own: Puts in what heads make that read a stream of their own; see `of_heads`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
 
@@ -159,9 +170,7 @@ class Projection(nn.Module):
         """Whether new positions are mixed quicker with what is kept as it lies, by `absorbed`."""
         return False
 
-    def absorbed(
-        self, x_q: Tensor, x_k: Tensor, positions: Positions, context: Context, kept: Any
-    ) -> tuple[Projected, Any]:
+    def absorbed(self, inputs: ProjectionInputs, kept: Any) -> tuple[Projected, Any]:
         """Return queries, keys and values whose products, mixed by the same pattern, are `restored` to the same z.
 
         For mechanisms that go `by_products`, and are linear in values: keys and values then need not be made of what

@@ -13,19 +13,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.arguments import Positive
-from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
-from glassformer.attention.positions import Positions
 from glassformer.attention.projections.projection import (
     READ_SCORES,
     TAKE_VALUES,
     Departure,
     Of,
-    Own,
     Projected,
     Projection,
     ProjectionConfig,
+    ProjectionInputs,
     Which,
 )
 from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
@@ -117,19 +115,9 @@ class SeparateProjection(Projection):
             dims.n_kv_heads * traits.value_streams * dims.d_value,
         )
 
-    def forward(
-        self,
-        x_q: Tensor,
-        x_k: Tensor,
-        x_v: Tensor,
-        positions: Positions,
-        context: Context,
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
-        made, kept = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, kept, own)
-        q, k = positions.written(*made[:2], context)
-        return (q, k, made[2]), kept
+    def forward(self, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
+        made, kept = self.before_rotation(self.heads(inputs.query, inputs.key, inputs.value), inputs, kept)
+        return self.placed(made, inputs), kept
 
     def heads(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         """Return queries, keys and values by head, each from its own position, before any norm."""
@@ -148,26 +136,21 @@ class SeparateProjection(Projection):
         q, k = heads_of(q, heads, self.streams), heads_of(k, kv_heads, self.streams)
         return q, k, heads_of(v, kv_heads, self.value_streams)
 
-    def before_rotation(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Int[Tensor, "b pos"],
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
+    def before_rotation(self, made: Projected, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         """Return heads as positions find them: behind their norms, and mixed along a text by kinds that do that.
 
         Args:
-            q: Queries by head, as `heads` makes them.
-            k: Keys.
-            v: Values.
-            positions: Of the tokens, which start anew in each document.
+            made: Queries, keys and values by head, as `heads` makes them.
+            inputs: As in `forward`.
             kept: As in `forward`.
-            own: As in `forward`.
         """
-        return with_own(own, *self.normed(q, k), v), None
+        q, k, v = made
+        return inputs.with_own(*self.normed(q, k), v), None
+
+    def placed(self, made: Projected, inputs: ProjectionInputs) -> Projected:
+        """Return heads with queries and keys turned as positions turn those that are written."""
+        q, k, v = made
+        return (*inputs.positions.written(q, k, inputs.context), v)
 
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
@@ -252,23 +235,15 @@ class SourceProjection(SeparateProjection):
 
     stores_keys = True
 
-    def forward(
-        self,
-        x_q: Tensor,
-        x_k: Tensor,
-        x_v: Tensor,
-        positions: Positions,
-        context: Context,
-        kept: Any = None,
-        own: Own | None = None,
-    ) -> tuple[Projected, Any]:
+    def forward(self, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         if kept is None or kept.key is None:
-            (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context, own=own)
+            (q, k, v), _ = super().forward(inputs)
             # as they are before any edit: the next step visits the same keys again, and would edit them twice
             return (q, k, v), None if kept is None else SourceState(k, v)
-        q = heads_of(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
+        q = heads_of(self._part(inputs.query, 0, 1), self.dims.n_heads, self.streams)
         q = q if self.norms is None else self.norms[0](q)
-        q, _ = positions.rotate(q if own is None else own("query", q), None, context)
+        q = q if inputs.own is None else inputs.own("query", q)
+        q, _ = inputs.positions.rotate(q, None, inputs.context)
         return (q, kept.key, kept.value), kept
 
     def begin(self, batch: int, like: Tensor) -> SourceState:
@@ -277,11 +252,6 @@ class SourceProjection(SeparateProjection):
     def state_numbers(self, length: int, source_length: int) -> int:
         _, key, value = self.widths
         return source_length * (key + value) if length else 0
-
-
-def with_own(own: Own | None, q: Tensor, k: Tensor, v: Tensor) -> Projected:
-    """Return queries, keys and values, those of heads that read a stream of their own put in."""
-    return (q, k, v) if own is None else (own("query", q), own("key", k), own("value", v))
 
 
 def heads_of(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Departure, Of, Own, Projected
-from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
+from glassformer.attention.projections.projection import Departure, Of, Projected, ProjectionInputs
+from glassformer.attention.projections.separate import Separate, SeparateProjection
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,10 @@ class SmearedProjection(SeparateProjection):
         self.smear = Smear(dims.n_kv_heads)
 
     def before_rotation(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Int[Tensor, "b pos"],
-        kept: SmearedState | None = None,
-        own: Own | None = None,
+        self, made: Projected, inputs: ProjectionInputs, kept: SmearedState | None = None
     ) -> tuple[Projected, SmearedState | None]:
-        q, k, v = with_own(own, *self.normed(q, k), v)
-        k, last = self.smear(k, positions, None if kept is None else kept.key)
+        (q, k, v), _ = super().before_rotation(made, inputs)
+        k, last = self.smear(k, inputs.context.positions, None if kept is None else kept.key)
         return (q, k, v), None if kept is None else SmearedState(last)
 
     def departs(self, of: Of) -> Departure | None:
