@@ -18,6 +18,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "equations",
     "offline",
+    "sidebar",
 ]
 exclude_patterns = ["_build", "_templates", "_extensions"]
 templates_path = ["_templates"]

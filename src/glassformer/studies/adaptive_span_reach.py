@@ -31,7 +31,7 @@ def run(case: Case) -> Measures:
     if case["attention"] == FULL:
         return found
     mixers = [block.attn.mixer for block in model.stack.blocks]
-    spans = [[float(span) for span in mixer.span()] for mixer in mixers]
+    spans = [mixer.span().tolist() for mixer in mixers]
     return found | {
         "span": sum(map(sum, spans)) / (LAYERS * HEADS),
         "lowest": sum(spans[0]) / HEADS,

@@ -40,7 +40,10 @@ def test_scores_are_those_of_a_loop_over_pairs(seed: int, bias: bool, normalised
                 q, k, score = found["query"][0, h, i], found["key"][0, 0, j], 0.0
                 for a in range(hidden or 4):
                     total = float(mixer.bias[h, a]) if bias else 0.0
-                    total += sum(float(q[d] * mixer.of_query[h, d, a] + k[d] * mixer.of_key[h, d, a]) for d in range(4))
+                    total += sum(
+                        float((q[d] * mixer.of_query[h, d, a] + k[d] * mixer.of_key[h, d, a]).detach())
+                        for d in range(4)
+                    )
                     score += v[a] * math.tanh(total)
                 assert abs(score - float(found["scores"][0, h, i, j])) < 1e-12
 
