@@ -158,7 +158,9 @@ def _rest(
 def averaged(blocks: list[Block], clean: Sequence[MeasuredPass]) -> dict[str, Labelled]:
     """Return the fields of `Suppression` that tell of the model as it is."""
     depth = torch.cat([known.depth for known in clean], -1)
-    table = torch.stack((depth[:, 0].mean(-1), depth[:, 1].mean(-1), depth[:, 2].median(-1).values), -1)
+    # the lower median, by sorting: GPUs have no other way to it that repeats itself
+    ranks = depth[:, 2].sort(-1).values
+    table = torch.stack((depth[:, 0].mean(-1), depth[:, 1].mean(-1), ranks[..., (ranks.shape[-1] - 1) // 2]), -1)
     labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(blocks)))]
     measures = ("probability", "loss", "median_rank")
     found = {"by_depth": Labelled(table.cpu(), ("depth", "measure"), {"depth": labels, "measure": measures})}

@@ -301,8 +301,10 @@ def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
     found = []
     ratios = copied.ratio.values.tolist()
     for label, row, ratio in zip(copied.eigenvalues.labels("head"), copied.eigenvalues.values, ratios):
-        values = tuple((float(x.real), float(x.imag)) for x in row if torch.isfinite(x))
-        found.append(Spectrum(str(label), values, _known(ratio)))
+        values = [(float(x.real), float(x.imag)) for x in row if torch.isfinite(x)]
+        # libraries give them in orders of their own, and of a conjugate pair either first
+        values.sort(key=lambda value: (-math.hypot(*value), -value[1]))
+        found.append(Spectrum(str(label), tuple(values), _known(ratio)))
     return tuple(found)
 
 
