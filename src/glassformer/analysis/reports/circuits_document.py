@@ -128,7 +128,7 @@ class TrigramFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a head's full OV circuit as (real, imaginary), largest first; their ratio, None if only rounding."""
+    """Eigenvalues of a head's OV circuit as (real, imaginary), largest first; their ratio, None if only rounding."""
 
     label: str
     values: tuple[tuple[float, float], ...]
