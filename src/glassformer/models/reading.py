@@ -218,6 +218,23 @@ class Inputs:
         source = None if self.source is None else self.source.row(row, tokenizer_of(model, of_source=True))
         return dataclasses.replace(self, output=output, source=source, args=(), kwargs={})
 
+    def reads_alike(self, other: "Inputs") -> int:
+        """Return how many first positions another pass reads as this one does.
+
+        Passes have to be as long, of as many rows (or the other of one), and differ in the ids of the side that ends in
+        the logits alone; else they have no position in common.
+        """
+        if self.ids is None or other.ids is None or self.ids.shape[1] != other.ids.shape[1]:
+            return 0
+        if len(other.ids) not in (1, len(self.ids)) or not _equal(self._beside_ids(), other._beside_ids()):
+            return 0
+        apart = (self.ids != other.ids).any(0).nonzero()
+        return int(apart[0]) if len(apart) else self.ids.shape[1]
+
+    def _beside_ids(self) -> list[Any]:
+        """Return what the pass takes beside the ids of the side that ends in the logits."""
+        return [None if value is self.ids else value for value in (*self.args, self.kwargs)]
+
     def aligned(self) -> "Inputs":
         """Return it with padding on the right, and no more of that than the longest rows leave."""
         source = None if self.source is None else self.source.aligned()
@@ -228,6 +245,18 @@ class Inputs:
         if not of_source or self.source is None or self.source.ids is None:
             return self.lengths
         return None if self.source.is_whole else torch.tensor(self.source.counts, device=self.source.ids.device)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arguments of a pass are the same: tensors with the same entries, or equal values."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return one is other or bool(one == other)
 
 
 def read(

@@ -7,7 +7,8 @@
     sweep(model, corrupt, plan, logit_difference(" Mary", " John")).values       # metric layer pos batch
 
 What rows share is computed once. Layers before a row's first edit are those of the base run; with causal attention so
-are the positions before it, whose keys and values (or matrix states) are carried. Rows that start at the same place are
+are the positions before it, whose keys and values (or matrix states) are carried: what is copied from a donor begins at
+the first token in which that differs from the base. Rows that start at the same place are
 worlds side by side in one batch, and the unembedding runs where a metric looks. The numbers are those of
 `one_by_one`, the plain loop.
 """
@@ -39,7 +40,7 @@ from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating
 from glassformer.models.reading import Inputs
 from glassformer.provenance import Binding
-from glassformer.trace import Edit, Site, Take, Tape, is_named
+from glassformer.trace import Edit, Set, Site, Take, Tape, is_named
 
 
 @question("What does each of many interventions do to a metric?", of="texts")
@@ -98,8 +99,10 @@ def sweep(
         table = model.sites()
         common = resolved(base_edit, table)
         rows_of_edits = [resolved(row, table) for row in plan.rows]
-        lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
-        engine = _Engine(model, given, common, rows_of_edits, metrics, memory)
+        lenders = lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
+        # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
+        alike = {id(each.donor): 0 if common or each.donor.edit else given.reads_alike(each.given) for each in lenders}
+        engine = _Engine(model, given, common, rows_of_edits, metrics, memory, alike)
         values = engine.measure(rows, report, None if save_to is None else Path(save_to))
     return result(plan, metrics, values, engine.base_values, engine.work, engine.count, "resumed")
 
@@ -115,8 +118,10 @@ class _Engine:
         rows: Sequence[Sequence[tuple[Site, Edit]]],
         metrics: Mapping[str, Metric],
         memory: int | None,
+        alike: Mapping[int, int],
     ) -> None:
         self.model, self.given, self.common, self.rows, self.metrics = model, given, common, rows, metrics
+        self.alike = alike
         assert given.ids is not None
         for metric in metrics.values():
             if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
@@ -251,7 +256,7 @@ class _Engine:
             pairs = [pair for row in rows for pair in self.rows[row]]
             entry = min((self.prefix.entry(site) for site, _ in pairs), default=self.prefix.last)
             touched = [*pairs, *(pair for pair in self.common if self.prefix.entry(pair[0]) >= entry)]
-            position = min((first_position(edit, site, self.length) for site, edit in touched), default=self.length - 1)
+            position = min((self._first_change(edit, site) for site, edit in touched), default=self.length - 1)
             carried = self.prefix.carries(entry, [*(site for site, _ in touched), *looked])
             # what an edit reads would lack the positions before the pass
             carried = carried and not any(edit.reads for _, edit in touched)
@@ -270,6 +275,12 @@ class _Engine:
             alone = bool(shared) or held is not None
             units.append(RowGroup(rows, entry, position if carried else 0, alone))
         return units
+
+    def _first_change(self, edit: Edit, site: Site) -> int:
+        """Return the first position that an edit may change, of a row in which nothing was changed before it."""
+        first = first_position(edit, site, self.length)
+        alike = self.alike.get(id(edit.value), 0) if isinstance(edit, Set) and positional(site) else 0
+        return min(max(first, alike), self.length - 1)
 
     def _apart(self) -> set[str]:
         """Return the sites of norms whose edits would reach other rows: those that edit what heads read before."""

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.prepare import prepare
@@ -14,6 +15,7 @@ from glassformer.analysis.sweep.plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Model, ModuleLike
 from glassformer.models.evaluation import evaluating
+from glassformer.models.reading import Inputs
 from glassformer.trace import Edit, Foreign, Site, SiteTable, Take, Tape
 
 
@@ -61,26 +63,59 @@ def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Ed
     return found
 
 
-def lend(model: ModuleLike, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
-    """Run every donor once, reading the sites that are copied from it."""
-    wanted: dict[int, tuple[Donor, set[str]]] = {}
+class Lender(NamedTuple):
+    """A donor, what it reads, and the sites that are copied from it."""
+
+    donor: Donor
+    given: Inputs
+    sites: set[str]
+
+
+def lend(model: ModuleLike, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> list[Lender]:
+    """Run donors, reading the sites that are copied from them; those that read and edit the same are one run."""
+    lenders: dict[int, Lender] = {}
     for site, edit in pairs:
         if isinstance(donor := getattr(edit, "value", None), Donor):
-            wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
-    for donor, sites in wanted.values():
-        if missing := sites - set(donor.found):
-            if not isinstance(model, Model):
-                found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
-                donor.found |= {name: value.values for name, value in found.items()}
-                continue
-            tape = Tape(model, sorted(missing), donor.edit, grad=grad)
-            # no one looks at a donor's logits, unless they are what is copied
-            tape.logits = any("vocab" in tape.table[name].axes for name in (*tape.reads, *tape.edits))
-            with evaluating(model), torch.set_grad_enabled(grad):
-                given = prepare(model, donor.inputs, donor.target)
-                model(*given.args, **given.kwargs, tape=tape)
-            tape.check_visited()
-            donor.found |= tape.values
+            if id(donor) not in lenders:
+                lenders[id(donor)] = Lender(donor, prepare(model, donor.inputs, donor.target), set())
+            lenders[id(donor)].sites.add(site.name)
+    for group in _alike(list(lenders.values())):
+        missing = [each.sites - set(each.donor.found) for each in group]
+        if names := sorted(set[str]().union(*missing)):
+            found = _lent(model, group[0], names, grad)
+            for each, own in zip(group, missing):
+                each.donor.found |= {name: found[name] for name in own}
+    return list(lenders.values())
+
+
+def _alike(lenders: Sequence[Lender]) -> list[list[Lender]]:
+    """Return lenders in groups that read and edit the same."""
+    groups: dict[Any, list[list[Lender]]] = defaultdict(list)
+    for each in lenders:
+        ids = each.given.ids
+        rows = () if ids is None else tuple(map(tuple, ids.tolist()))
+        known = groups[rows, tuple(map(id, each.donor.edit))]
+        same = (group for group in known if rows and each.given.reads_alike(group[0].given) == len(rows[0]))
+        group = next(same, None)
+        if group is None:
+            known.append(group := [])
+        group.append(each)
+    return [group for known in groups.values() for group in known]
+
+
+def _lent(model: ModuleLike, lender: Lender, names: list[str], grad: bool) -> Mapping[str, Tensor]:
+    """Return what a donor's run has at some sites."""
+    donor, given = lender.donor, lender.given
+    if not isinstance(model, Model):
+        found = run(model, donor.inputs, donor.target, read=names, edit=donor.edit, grad=grad)
+        return {name: value.values for name, value in found.items()}
+    tape = Tape(model, names, donor.edit, grad=grad)
+    # no one looks at a donor's logits, unless they are what is copied
+    tape.logits = any("vocab" in tape.table[name].axes for name in (*tape.reads, *tape.edits))
+    with evaluating(model), torch.set_grad_enabled(grad):
+        model(*given.args, **given.kwargs, tape=tape)
+    tape.check_visited()
+    return tape.values
 
 
 def joined(links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -33,13 +33,23 @@ def first_position(edit: Edit, site: Site, length: int) -> int:
 
 
 def localised(edit: Edit, site: Site, start: int, length: int) -> Edit:
-    """Return an edit as it reads in a pass that begins at position `start`: parts shifted, borrowed values taken."""
+    """Return an edit as it reads in a pass that begins at position `start`: parts shifted, borrowed values taken.
+
+    Of positions before the pass it says nothing more: there it changes nothing.
+    """
+    at = edit.at if not start else from_position(edit.at, site, start, length)
     value = getattr(edit, "value", None)
     value = getattr(value, "values", None) if isinstance(getattr(value, "values", None), Mapping) else value
     if isinstance(value, Mapping):
         # what is borrowed covers all positions: take it before the address changes
-        edit = dataclasses.replace(edit, value=edit.at.borrow(value, site))  # type: ignore[call-arg]
-    return dataclasses.replace(edit, at=shifted(edit.at, site, start, length)) if start else edit
+        edit = dataclasses.replace(edit, value=at.borrow(value, site))  # type: ignore[call-arg]
+    return dataclasses.replace(edit, at=shifted(at, site, start, length)) if start else edit
+
+
+def from_position(at: At, site: Site, start: int, length: int) -> At:
+    """Return the part of a part that lies at or behind a position."""
+    where = {axis: _from(at.where.get(axis, slice(None)), start, length) for axis in positional(site)}
+    return At(**(at.where | where))
 
 
 def shifted(at: At, site: Site, start: int, length: int) -> At:
@@ -167,6 +177,15 @@ def _first(where: Where, length: int) -> int:
         return min(range(length)[where], default=length - 1)
     # positions of a source, which may be longer, are asked too: where they lie is checked when the edit is made
     return min((int(i) % length for i in true_entries(where)), default=length - 1)
+
+
+def _from(where: Where, start: int, length: int) -> Where:
+    if isinstance(where, int):
+        return where if where % length >= start else []
+    places = range(length)[where] if isinstance(where, slice) else [int(i) % length for i in true_entries(where)]
+    left = [i for i in places if i >= start]
+    # a slice is a view, a list a copy
+    return slice(left[0], left[-1] + 1) if left and left == list(range(left[0], left[-1] + 1)) else left
 
 
 def _shift(where: Where, start: int, length: int) -> Where:

@@ -42,6 +42,21 @@ def test_random_plans_give_the_numbers_of_the_plain_loop(name: str, data: Any, s
     check(case, base, data.draw(plans(case, seed)), data.draw(base_edits(case, seed)), data.draw, kwargs)
 
 
+@given(seed=seeds, alike=st.integers(0, 6))
+def test_what_donors_read_alike_is_run_once(seed: int, alike: int) -> None:
+    """As each other: they are one run. As the base: rows begin where they differ from it."""
+    case = subject("llama", seed=seed)
+    (tokens,) = case.inputs
+    other = torch.cat((tokens[:, :alike], (tokens[:, alike:] + 1) % case.model.config.vocab_size), 1)
+    rows = [[Set("blocks.1.attn.z", Donor(other), at=At(head=head))] for head in range(4)]
+    metric = token_loss(tokens)
+    found = sweep(case.model, tokens, rows, metric)
+    close(found.values.values, one_by_one(case.model, tokens, rows, metric).values.values)
+    assert len({id(edit.value["blocks.1.attn.z"]) for (edit,) in rows}) == 1
+    # half of the layers, for as many of the positions
+    assert found.work == pytest.approx(0.5 * (7 - alike) / 7)
+
+
 @relaxed
 @given(case=attention_decoders(mlps=True), data=st.data(), seed=seeds)
 def test_so_they_do_for_drawn_models(case: Subject, data: Any, seed: int) -> None:
@@ -80,9 +95,14 @@ def batch_of(case: Subject, padded: bool) -> tuple[Any, dict[str, Any]]:
 
 
 def donor_of(case: Subject, seed: int) -> Donor:
+    """Return a donor that reads as the base does up to some position, if not throughout."""
     generator = torch.Generator().manual_seed(seed + 5)
-    other = case.others(generator)
-    return Donor(other[0], other[1] if len(other) > 1 else None)
+    *source, tokens = case.others(generator)
+    alike = seed % (tokens.shape[1] + 1)
+    tokens = torch.cat((case.inputs[-1][:, :alike], tokens[:, alike:]), 1)
+    if not source:
+        return Donor(tokens)
+    return Donor(case.inputs[0] if seed % 2 else source[0], tokens)
 
 
 @st.composite
@@ -108,7 +128,8 @@ def edits(draw: Callable[..., Any], case: Subject, donor: Donor, shapes: Any, ta
         return Take(name, take, at=at)
     kinds = [
         Set(name, donor, at=at),
-        Set(name, donor, at=at),
+        # another donor of the same inputs
+        Set(name, Donor(donor.inputs, donor.target), at=at),
         Set(name, 0.3, at=at),
         Add(name, 0.5, at=at),
         Add(name, donor, at=at),
