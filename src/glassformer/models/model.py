@@ -362,6 +362,10 @@ class Model(nn.Module):
         if self.predicts:
             yield from self.unembed.sites()
 
+    def makes_logits_for(self, names: Iterable[str]) -> bool:
+        """Whether a pass comes by one of these sites only where it makes logits."""
+        return self.predicts and not {site.name for site in self.unembed.sites()}.isdisjoint(names)
+
     def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
         if not self.predicts or (tape is not None and not tape.logits):
             return x

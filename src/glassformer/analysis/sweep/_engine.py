@@ -26,7 +26,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._prefix import Prefix
-from glassformer.analysis.sweep._resolve import asked, joined, lend, resolved
+from glassformer.analysis.sweep._resolve import Lender, asked, joined, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
@@ -100,9 +100,7 @@ def sweep(
         common = resolved(base_edit, table)
         rows_of_edits = [resolved(row, table) for row in plan.rows]
         lenders = lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
-        # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
-        alike = {id(each.donor): 0 if common or each.donor.edit else given.reads_alike(each.given) for each in lenders}
-        engine = _Engine(model, given, common, rows_of_edits, metrics, memory, alike)
+        engine = _Engine(model, given, common, rows_of_edits, metrics, memory, lenders)
         values = engine.measure(rows, report, None if save_to is None else Path(save_to))
     return result(plan, metrics, values, engine.base_values, engine.work, engine.count, "resumed")
 
@@ -118,10 +116,12 @@ class _Engine:
         rows: Sequence[Sequence[tuple[Site, Edit]]],
         metrics: Mapping[str, Metric],
         memory: int | None,
-        alike: Mapping[int, int],
+        lenders: Sequence[Lender],
     ) -> None:
         self.model, self.given, self.common, self.rows, self.metrics = model, given, common, rows, metrics
-        self.alike = alike
+        # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
+        past = not (common or model.reads_ahead())
+        self.alike = {id(each.donor): given.reads_alike(each.given) for each in lenders if past and not each.donor.edit}
         assert given.ids is not None
         for metric in metrics.values():
             if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
@@ -132,9 +132,9 @@ class _Engine:
         units = self._units()
         self.looked = sites = {metric.site for metric in metrics.values()} - {"logits"}
         read = {name for row in (common, *rows) for _, edit in row for name in edit.reads}
-        # who edits logits, or reads them raw, gets those of all positions
+        # who edits logits or what they are made of, or reads that, gets those of all positions
         named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
-        self.picked = None if named & {"logits", "logits_raw"} else self._looked()
+        self.picked = None if model.makes_logits_for(named) else self._looked()
         self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites | read, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
         self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
@@ -173,7 +173,7 @@ class _Engine:
         lent = self._lent(one)
         edits = [Worlds(name, parts, worlds, order, lent) for name, parts in by_site.items()]
         table = self.model.sites()
-        logits_wanted = any("vocab" in table[metric.site].axes for metric in self.metrics.values())
+        logits_wanted = self.model.makes_logits_for(metric.site for metric in self.metrics.values())
         later = [n for n in self.looked if self.prefix.entry(table[n]) >= one.entry]
         tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
         at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
@@ -254,6 +254,8 @@ class _Engine:
         looked = [table[metric.site] for metric in self.metrics.values()]
         for rows in members:
             pairs = [pair for row in rows for pair in self.rows[row]]
+            if all(self._is_idle(edit, site) for site, edit in pairs):
+                pairs = []
             entry = min((self.prefix.entry(site) for site, _ in pairs), default=self.prefix.last)
             touched = [*pairs, *(pair for pair in self.common if self.prefix.entry(pair[0]) >= entry)]
             position = min((self._first_change(edit, site) for site, edit in touched), default=self.length - 1)
@@ -279,8 +281,16 @@ class _Engine:
     def _first_change(self, edit: Edit, site: Site) -> int:
         """Return the first position that an edit may change, of a row in which nothing was changed before it."""
         first = first_position(edit, site, self.length)
-        alike = self.alike.get(id(edit.value), 0) if isinstance(edit, Set) and positional(site) else 0
-        return min(max(first, alike), self.length - 1)
+        return min(max(first, self._read_alike(edit, site)), self.length - 1)
+
+    def _is_idle(self, edit: Edit, site: Site) -> bool:
+        """Whether an edit changes nothing of a row in which nothing was changed before it."""
+        alike = self._read_alike(edit, site)
+        return alike > 0 and any(max(edit.entries(axis, self.length), default=-1) < alike for axis in positional(site))
+
+    def _read_alike(self, edit: Edit, site: Site) -> int:
+        """Return up to which position what an edit puts there is what the base has, but for what other edits do."""
+        return self.alike.get(id(edit.value), 0) if isinstance(edit, Set) and positional(site) else 0
 
     def _apart(self) -> set[str]:
         """Return the sites of norms whose edits would reach other rows: those that edit what heads read before."""

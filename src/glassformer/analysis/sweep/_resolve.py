@@ -111,7 +111,7 @@ def _lent(model: ModuleLike, lender: Lender, names: list[str], grad: bool) -> Ma
         return {name: value.values for name, value in found.items()}
     tape = Tape(model, names, donor.edit, grad=grad)
     # no one looks at a donor's logits, unless they are what is copied
-    tape.logits = any("vocab" in tape.table[name].axes for name in (*tape.reads, *tape.edits))
+    tape.logits = model.makes_logits_for((*tape.reads, *tape.edits))
     with evaluating(model), torch.set_grad_enabled(grad):
         model(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()

@@ -23,7 +23,7 @@ from glassformer.data import Batch
 from glassformer.errors import CheckpointError, ShapeMismatch
 from glassformer.testing import close
 from glassformer.testing.layers import seeds
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
 from glassformer.trace import Add, Apply, At, Edit, Scale, Set, Site, Take
 
 # a plan is several rows of several edits, and every row is run whole for comparison: few plans say much
@@ -55,6 +55,15 @@ def test_what_donors_read_alike_is_run_once(seed: int, alike: int) -> None:
     assert len({id(edit.value["blocks.1.attn.z"]) for (edit,) in rows}) == 1
     # half of the layers, for as many of the positions
     assert found.work == pytest.approx(0.5 * (7 - alike) / 7)
+
+
+@relaxed
+@given(data=st.data(), seed=seeds)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_so_they_do_where_every_position_depends_on_all(name: str, data: Any, seed: int) -> None:
+    case = subject(name, seed=seed)
+    base, kwargs = batch_of(case, padded=False)
+    check(case, base, data.draw(plans(case, seed)), [], data.draw, kwargs)
 
 
 @relaxed
