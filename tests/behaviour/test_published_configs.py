@@ -103,6 +103,49 @@ def test_old_and_new_layouts_of_local_and_global_rotary_positions_are_the_same_m
     assert (local, wide) == (Rope(1e4), Rope(1e6, scaling=LinearScaling(8.0)))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def test_the_old_layout_of_scaling_beside_the_new_has_to_say_the_same() -> None:
+    new = {"rope_theta": 10000.0} | YARN
+    alone = read("llama", rope_parameters=new)
+    assert read("llama", rope_parameters=new, rope_scaling=YARN | {"type": "yarn"}) == alone
+    assert read("llama", rope_parameters=new, rope_scaling={}) == alone
+    default = {"rope_theta": 10000.0, "rope_type": "default"}
+    for kind, parameters in (("llama", default), ("qwen3", default), ("gemma3_text", {"full_attention": default})):
+        message = r"rope_scaling=.*'yarn'.* stands beside rope_parameters=.*'default'.*, and they differ in rope_type"
+        with pytest.raises(CheckpointError, match=message):
+            read(kind, sliding_window=3, rope_parameters=parameters, rope_scaling=YARN)
+    # what the reference takes from rope_scaling has the base that stands outside
+    with pytest.raises(CheckpointError, match="differ in rope_theta"):
+        read("llama", rope_parameters=new | {"rope_theta": 5e5}, rope_scaling=YARN)
+    assert read("llama", rope_parameters=new | {"rope_theta": 5e5}, rope_scaling=YARN, rope_theta=5e5).max_len == 64
+
+
+def test_rotary_positions_that_are_no_one_description_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="rope_parameters must be one description: all layers of this family"):
+        read("llama", rope_parameters={"full_attention": {"rope_type": "default"}})
+    with pytest.raises(CheckpointError, match="rope_scaling must be an object, or null, found 'yarn'"):
+        read("llama", rope_scaling="yarn")
+
+
+def test_mistral_with_kinds_of_layers_is_read_as_ministral() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert windows(read("mistral", sliding_window=3, layer_types=kinds)) == [None, 3, None, 3]
+    assert read("mistral", layer_types=kinds) == read("ministral", layer_types=kinds)
+    assert windows(read("mistral", sliding_window=3)) == [3] * 4
+
+
+@pytest.mark.parametrize(("kind", "period"), [("cohere2", 4), ("gemma3_text", 6)])
+def test_a_period_that_the_reference_does_not_read_back_is_refused(kind: str, period: int) -> None:
+    plain = read(kind, sliding_window=3)
+    assert read(kind, sliding_window=3, _sliding_window_pattern=period) == plain
+    kinds = ["full_attention"] * 4
+    assert windows(read(kind, sliding_window=3, _sliding_window_pattern=2, layer_types=kinds)) == [None] * 4
+    with pytest.raises(CheckpointError, match=f"_sliding_window_pattern=2 cannot be .* takes {period}; give layer_ty"):
+        read(kind, sliding_window=3, _sliding_window_pattern=2)
+
+
 def test_null_takes_a_cap_away_and_a_missing_field_leaves_it() -> None:
     capped, bare = read("gemma2", sliding_window=3), read("gemma2", sliding_window=3, attn_logit_softcapping=None)
     assert [part.mixer.cap for config in (capped, bare) for part in attention(config)[:1]] == [50.0, None]  # type: ignore

@@ -89,6 +89,28 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
     return found
 
 
+def periodic_kinds(fields: Fields, period: int) -> list[str]:
+    """Return the kinds of layers where the last of every few sees everything, unless `layer_types` says otherwise.
+
+    Args:
+        fields: The config, with `sliding_window_pattern` where it has a period of its own.
+        period: Layers to one that sees everything, where the file does not say.
+
+    Raises:
+        CheckpointError: As for `layer_kinds`, or the period has only the name that the reference keeps it under, which
+            it does not read back.
+    """
+    if "layer_types" not in fields and "sliding_window_pattern" not in fields:
+        fields.only(
+            "_sliding_window_pattern",
+            period,
+            f"by itself it is not read by transformers, which takes {period}; give layer_types, or "
+            "sliding_window_pattern",
+        )
+    step = max(fields.whole("sliding_window_pattern", period), 1)
+    return layer_kinds(fields, lambda i: (i + 1) % step != 0)
+
+
 def window_of(fields: Fields, kind: str) -> int | None:
     """Return the window of a kind of layer; raises `CheckpointError` if the file does not give it."""
     return fields.whole("sliding_window") if kind == SLIDING else None
