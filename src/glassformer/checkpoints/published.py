@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 import torch
 
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
-from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names, trained_length
+from glassformer.checkpoints.families import (
+    Family,
+    Fields,
+    recognise,
+    require_read,
+    sources,
+    stored_names,
+    trained_length,
+)
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
@@ -104,8 +112,11 @@ def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = 
     """
     require_unquantised(config, where, names)
     family = recognise(config, str(where), names)
+    fields = Fields(config, str(where))
     with _read_as(family, where):
-        return family, family.config(Fields(config, str(where)))
+        ours = family.config(fields)
+        require_read(family, fields)
+    return family, ours
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.checkpoints.families.trained import FIELD, trained_length
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
+from glassformer.checkpoints.families.unread import require_read
 from glassformer.errors import CheckpointError, nearest
 
 # the first that covers a config reads it
@@ -125,6 +126,7 @@ __all__ = [
     "assembled",
     "recognise",
     "register",
+    "require_read",
     "sources",
     "stored_names",
     "taken_apart",

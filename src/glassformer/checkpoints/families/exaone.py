@@ -55,4 +55,11 @@ def _table(fields: Fields, config: Any) -> Table:
     }
 
 
-EXAONE4 = Family("EXAONE 4", ("exaone4",), _config, _table, **LLAMA_FILES)
+EXAONE4 = Family(
+    "EXAONE 4",
+    ("exaone4",),
+    _config,
+    _table,
+    without_effect={"sliding_window_pattern": "layer_types comes before it, and without a window there is no pattern"},
+    **LLAMA_FILES,
+)

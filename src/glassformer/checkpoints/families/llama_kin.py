@@ -112,7 +112,7 @@ def _seed(fields: Fields) -> DecoderConfig:
 
 def _smollm(fields: Fields) -> DecoderConfig:
     turned = _turned_layers(fields)
-    windowed = fields.flag("use_sliding_window", False) and "sliding_window" in fields
+    windowed = all([fields.flag("use_sliding_window", False), "sliding_window" in fields])
     kinds = layer_kinds(fields, lambda i: windowed and not turned[i])
     positions, shared = rope(fields, base=2_000_000.0), {"bias": fields.flag("attention_bias", False)}
 

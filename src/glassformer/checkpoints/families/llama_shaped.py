@@ -80,6 +80,8 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
         CheckpointError: There are not as many as layers, or one is of neither kind.
     """
     n = fields.whole("num_hidden_layers")
+    # files in which no layer has a window may say one all the same
+    fields.says("sliding_window")
     found = fields.get("layer_types", [SLIDING if slides(i) else FULL for i in range(n)])
     if not isinstance(found, list) or len(found) != n:
         raise fields.wrong("layer_types", found, f"a list of {n} names, one per layer")

@@ -64,6 +64,7 @@ QWEN2 = Family(
     _config_2,
     _table,
     express=_express_2,
+    without_effect={"attention_bias": "queries, keys and values have biases whatever it says"},
     **LLAMA_FILES,
 )
 QWEN3 = Family(
