@@ -21,6 +21,7 @@ from families import reference_folder
 from families.llama import llama_grouped_keys
 from glassformer.checkpoints import config_of, families, open_folder
 from glassformer.checkpoints.families.missing import MISSING
+from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.cli import main
 from glassformer.errors import CheckpointError, GlassformerError, UnknownModel
 
@@ -119,6 +120,16 @@ def tied_with_another_head(folder: Path) -> None:
     config(tie_word_embeddings=True)(folder)
 
 
+def whole_file(**changed: torch.Tensor) -> Callable[[Path], None]:
+    """Return what puts the tensors of all shards into one file beside them, some of them changed."""
+
+    def write(folder: Path) -> None:
+        found = {name: value for path in folder.glob("model-*") for name, value in load_file(path).items()}
+        save_file(found | {name.replace("_", "."): value for name, value in changed.items()}, folder / WEIGHTS)
+
+    return write
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a truncated shard": (
         lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:-50]),
@@ -206,6 +217,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda f: (f / "model.safetensors.index.json").write_text("[1, 2]"),
         ["model.safetensors.index.json", "is no index of safetensors files"],
     ),
+    "one file of other weights beside the shards": (
+        whole_file(model_norm_weight=torch.full((24,), 7.0)),
+        ["holds two sets of weights, model.safetensors and", '"model.norm.weight" differs', "take away model.saf"],
+    ),
+    "one file of more weights beside the shards": (
+        whole_file(more=torch.ones(2)),
+        ["holds two sets of weights", '"more" is in one of them alone'],
+    ),
+    "a shard left over": (
+        lambda f: shutil.copy(f / SHARD, f / "model-00003-of-00004.safetensors"),
+        ["holds model-00003-of-00004.safetensors, which model.safetensors.index.json does not name", "left over"],
+    ),
     "an index that promises more": (
         index(lambda d: d["weight_map"].update({"model.more": SHARD})),
         ['says that "model.more" lies in', "which does not hold it"],
@@ -228,6 +251,14 @@ def test_damage_is_one_clear_error_and_nothing_is_run_or_written(damage: str, co
         gf.load(copied)
     assert [phrase for phrase in expected if phrase not in str(caught.value)] == [], str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")} == before
+
+
+def test_one_file_of_the_same_weights_beside_shards_is_no_damage(copied: Path) -> None:
+    expected = gf.load(copied)(torch.tensor([[1, 2, 3]]))
+    whole_file()(copied)
+    # other files than shards belong to no index
+    shutil.copy(copied / SHARD, copied / "consolidated.safetensors")
+    assert torch.equal(gf.load(copied)(torch.tensor([[1, 2, 3]])), expected)
 
 
 def test_a_known_architecture_with_code_of_its_own_loads_without_running_it(copied: Path) -> None:
