@@ -55,7 +55,6 @@ OF_FAMILY = {
         "expansion_ratio": "always four", "learned_pos_emb": "never", "embedding_fraction": "never",
         "norm_type": "always without biases",
     },
-    "Reformer": {"num_hidden_layers": "as many as attn_layers"},
     "T5": {"dense_act_fn": "from feed_forward_proj", "is_gated_act": "from feed_forward_proj"},
     "XGLM": {"decoder_start_token_id": "a decoder begins with what it is given"},
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """A folder that another library wrote: a family translates its config and finds its tensors by their names."""
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,13 @@ class PublishedFolder:
         with _read_as(family, self.path):
             table = family.table(Fields(self.said, str(self.path)), ours)
         parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
+        files, wrapper = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
+        if wrapper:
+            logging.getLogger(__name__).warning(
+                '"%s": all names of tensors begin with "%s", which a wrapper of the model put there; it is taken off.',
+                self.folder,
+                wrapper,
+            )
         stored = stored_names(family, parts, files)
         wanted = set(stored.values())
         for name, kind in quantised:

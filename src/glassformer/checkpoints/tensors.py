@@ -5,12 +5,13 @@ into memory: nothing is copied, pages come in as they are touched and count as t
 they are released or the system wants them back. Writing to a tensor changes memory, never the file.
 """
 
+import copy
 import json
 import mmap
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,11 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".msgpack", ".h5")
 
+# of an adapter's weights, which are no model by themselves
+ADAPTER = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# what torch.compile, DistributedDataParallel and PEFT put before the names of a model's tensors
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
 # bytes that are compared at a time
 _CHUNK = 1 << 20
 # protocols 2 to 5, and the archive that torch.save writes
@@ -92,6 +98,23 @@ class TensorFiles(Mapping[str, StoredTensor]):
                 f'"{self.folder}" holds two sets of weights, {WEIGHTS} and the files that {INDEX} names, and they are '
                 f'not the same: "{differs}" {told}. Leave one: take away {WEIGHTS}, or the index and its files.'
             )
+
+    def unwrapped(self, names: Collection[str]) -> "tuple[TensorFiles, str]":
+        """Return the same files without what wrappers put before the name of every tensor, and what that was.
+
+        Args:
+            names: Those that are looked for; what one of them begins with is no wrapper's.
+        """
+        wrapper = ""
+        while len(self) and (
+            found := next((p for p in WRAPPERS if all(n.startswith(wrapper + p) for n in self._places)), None)
+        ):
+            wrapper += found
+        if not wrapper or any(name.startswith(WRAPPERS) for name in names):
+            return self, ""
+        bare = copy.copy(self)
+        bare._places = {name.removeprefix(wrapper): place for name, place in self._places.items()}
+        return bare, wrapper
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._places[name]
@@ -173,7 +196,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
         return _indexed(folder, index)
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS], {}
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and path.name != _ADAPTER_WEIGHTS)
     if len(found) == 1:
         return found, {}
     if found:

@@ -72,6 +72,8 @@ class Fields:
         value = self.data.get(name)
         if value is not None:
             return value
+        if default is _REQUIRED and name in self.data:
+            raise CheckpointError(f'"{self.where}": {name} is null, and what is built needs a value.')
         if default is _REQUIRED:
             raise CheckpointError(f'"{self.where}" lacks "{name}".{nearest(name, self.data)}')
         return default
