@@ -66,12 +66,12 @@ class PublishedFolder:
         with _read_as(family, self.path):
             table = family.table(Fields(self.said, str(self.path)), ours)
         parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
-        files, wrapper = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
-        if wrapper:
+        files = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
+        if files.wrapper:
             logging.getLogger(__name__).warning(
                 '"%s": all names of tensors begin with "%s", which a wrapper of the model put there; it is taken off.',
                 self.folder,
-                wrapper,
+                files.wrapper,
             )
         stored = stored_names(family, parts, files)
         wanted = set(stored.values())

@@ -66,6 +66,8 @@ class TensorFiles(Mapping[str, StoredTensor]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # what stands before every name in the files, and is no part of it
+        self.wrapper = ""
         self._places: dict[str, StoredTensor] = {}
         self._mapped: dict[Path, mmap.mmap] = {}
         files, index = _files(folder)
@@ -99,8 +101,8 @@ class TensorFiles(Mapping[str, StoredTensor]):
                 f'not the same: "{differs}" {told}. Leave one: take away {WEIGHTS}, or the index and its files.'
             )
 
-    def unwrapped(self, names: Collection[str]) -> "tuple[TensorFiles, str]":
-        """Return the same files without what wrappers put before the name of every tensor, and what that was.
+    def unwrapped(self, names: Collection[str]) -> "TensorFiles":
+        """Return the same files without what wrappers put before the name of every tensor: their `wrapper`.
 
         Args:
             names: Those that are looked for; what one of them begins with is no wrapper's.
@@ -111,10 +113,11 @@ class TensorFiles(Mapping[str, StoredTensor]):
         ):
             wrapper += found
         if not wrapper or any(name.startswith(WRAPPERS) for name in names):
-            return self, ""
+            return self
         bare = copy.copy(self)
+        bare.wrapper = wrapper
         bare._places = {name.removeprefix(wrapper): place for name, place in self._places.items()}
-        return bare, wrapper
+        return bare
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._places[name]
