@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from elsewhere import ELSEWHERE, elsewhere
 from families import all_cases, reference_folder
-from families.llama import llama_grouped_keys
+from families.llama import llama_grouped_keys, mistral_sliding_window
 from glassformer.checkpoints import load, parity, save
 from glassformer.checkpoints.comparison import whole_checkpoint
 from glassformer.checkpoints.comparison.reference import reference
@@ -40,6 +40,30 @@ def faulty(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(whole_checkpoint, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
     return folder
+
+
+def test_the_reference_is_the_class_that_the_library_picks_for_the_folder(tmp_path: Path) -> None:
+    kind, config = mistral_sliding_window()
+    assert config.num_hidden_layers == 2
+    reference_folder(kind, config, tmp_path, torch.float32)
+    said = json.loads((tmp_path / "config.json").read_text())
+    kinds = {"layer_types": ["full_attention", "sliding_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(said | kinds))
+    found = parity(tmp_path)
+    assert (found.reference, found.family, found.first) == ("MinistralForCausalLM", "Ministral", None)
+
+
+def test_a_reference_that_cannot_run_is_told_and_no_traceback(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("The size of tensor a (13) must match the size of tensor b (4)")
+
+    monkeypatch.setattr(whole_checkpoint, "recorded", fails)
+    assert main(["parity", str(sound)]) == 2
+    shown = capsys.readouterr().err.replace("\n", " ")
+    assert "as LlamaForCausalLM and cannot run it (RuntimeError: The size of" in shown
+    assert "Traceback" not in shown
 
 
 def change_tensor(folder: Path, name: str) -> None:

@@ -21,6 +21,7 @@ from families import reference_folder
 from families.llama import llama_grouped_keys
 from glassformer.checkpoints import config_of, families, open_folder
 from glassformer.checkpoints.families.missing import MISSING
+from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.cli import main
 from glassformer.errors import CheckpointError, GlassformerError, UnknownModel
 
@@ -119,6 +120,16 @@ def tied_with_another_head(folder: Path) -> None:
     config(tie_word_embeddings=True)(folder)
 
 
+def whole_file(**changed: torch.Tensor) -> Callable[[Path], None]:
+    """Return what puts the tensors of all shards into one file beside them, some of them changed."""
+
+    def write(folder: Path) -> None:
+        found = {name: value for path in folder.glob("model-*") for name, value in load_file(path).items()}
+        save_file(found | {name.replace("_", "."): value for name, value in changed.items()}, folder / WEIGHTS)
+
+    return write
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a truncated shard": (
         lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:-50]),
@@ -168,6 +179,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "a width that is no number": (config(hidden_size="wide"), ["hidden_size must be a whole number, found 'wide'"]),
     "a width that is missing": (config(hidden_size=...), ['lacks "hidden_size".']),
+    "a width that is null": (config(hidden_size=None), ["hidden_size is null, and what is built needs a value"]),
     "an activation nobody knows": (config(hidden_act="xgelu"), ["hidden_act must be one of", "'xgelu'"]),
     "no heads": (config(num_attention_heads=0, head_dim=...), ["config.json"]),
     "more heads than memory": (
@@ -206,6 +218,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda f: (f / "model.safetensors.index.json").write_text("[1, 2]"),
         ["model.safetensors.index.json", "is no index of safetensors files"],
     ),
+    "one file of other weights beside the shards": (
+        whole_file(model_norm_weight=torch.full((24,), 7.0)),
+        ["holds two sets of weights, model.safetensors and", '"model.norm.weight" differs', "take away model.saf"],
+    ),
+    "one file of more weights beside the shards": (
+        whole_file(more=torch.ones(2)),
+        ["holds two sets of weights", '"more" is in one of them alone'],
+    ),
+    "a shard left over": (
+        lambda f: shutil.copy(f / SHARD, f / "model-00003-of-00004.safetensors"),
+        ["holds model-00003-of-00004.safetensors, which model.safetensors.index.json does not name", "left over"],
+    ),
     "an index that promises more": (
         index(lambda d: d["weight_map"].update({"model.more": SHARD})),
         ['says that "model.more" lies in', "which does not hold it"],
@@ -228,6 +252,73 @@ def test_damage_is_one_clear_error_and_nothing_is_run_or_written(damage: str, co
         gf.load(copied)
     assert [phrase for phrase in expected if phrase not in str(caught.value)] == [], str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")} == before
+
+
+def test_one_file_of_the_same_weights_beside_shards_is_no_damage(copied: Path) -> None:
+    expected = gf.load(copied)(torch.tensor([[1, 2, 3]]))
+    whole_file()(copied)
+    # other files than shards belong to no index
+    shutil.copy(copied / SHARD, copied / "consolidated.safetensors")
+    assert torch.equal(gf.load(copied)(torch.tensor([[1, 2, 3]])), expected)
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod.", "base_model.model."])
+def test_what_wrappers_put_before_every_name_is_taken_off_and_said(
+    wrapper: str, copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = gf.load(copied)(torch.tensor([[1, 2, 3]]))
+    assert not caplog.records
+    for path in copied.glob("model-*"):
+        save_file({wrapper + name: value for name, value in load_file(path).items()}, path)
+    index(lambda d: d.update(weight_map={wrapper + name: at for name, at in d["weight_map"].items()}))(copied)
+    assert torch.equal(gf.load(copied)(torch.tensor([[1, 2, 3]])), expected)
+    assert [f'begin with "{wrapper}"' in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_what_stands_before_some_names_alone_is_no_wrappers(copied: Path) -> None:
+    tensors(lambda t: t.update({"module.extra": torch.ones(2)}))(copied)
+    index(lambda d: d["weight_map"].update({"module.extra": SHARD}))(copied)
+    with pytest.raises(CheckpointError, match=r'"module[.]extra" is there, and nothing uses it'):
+        gf.load(copied)
+
+
+def without_head(folder: Path) -> None:
+    for path in folder.glob("model-*"):
+        save_file({name: value for name, value in load_file(path).items() if name != "lm_head.weight"}, path)
+    index(lambda d: d["weight_map"].pop("lm_head.weight"))(folder)
+
+
+def test_a_head_that_is_missing_names_the_way_on_and_it_works(copied: Path) -> None:
+    without_head(copied)
+    with pytest.raises(CheckpointError, match=r'"lm_head.weight" is missing(.|\n)*set "tie_word_embeddings": true in'):
+        gf.load(copied)
+    config(tie_word_embeddings=True)(copied)
+    assert gf.load(copied).config.tied
+
+
+def test_the_text_half_of_a_model_of_several_is_named(copied: Path) -> None:
+    inner = json.loads((copied / "config.json").read_text())
+    outer = {"model_type": "llava_like", "text_config": inner, "vision_config": {"model_type": "sight"}}
+    (copied / "config.json").write_text(json.dumps(outer))
+    with pytest.raises(
+        CheckpointError, match=r'Its text_config is of "llama", which is covered \(Llama\): a folder with'
+    ):
+        gf.load(copied)
+
+
+def test_an_adapter_is_called_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "some/base"})
+    )
+    factor = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({factor: torch.zeros(2, 24)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r'an adapter \(LORA\) of "some/base", and no model(.|\n)*merge_and_unload'
+    ):
+        gf.load(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[")
+    with pytest.raises(CheckpointError, match="holds an adapter, and no model"):
+        gf.load(tmp_path)
 
 
 def test_a_known_architecture_with_code_of_its_own_loads_without_running_it(copied: Path) -> None:

@@ -1,5 +1,6 @@
 """What published configs say, in their old layout and the new, and what is refused by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,118 @@ def test_old_and_new_layouts_of_local_and_global_rotary_positions_are_the_same_m
     assert old == new
     local, wide = (part.positions for part in attention(old)[:2])
     assert (local, wide) == (Rope(1e4), Rope(1e6, scaling=LinearScaling(8.0)))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def test_the_old_layout_of_scaling_beside_the_new_has_to_say_the_same() -> None:
+    new = {"rope_theta": 10000.0} | YARN
+    alone = read("llama", rope_parameters=new)
+    assert read("llama", rope_parameters=new, rope_scaling=YARN | {"type": "yarn"}) == alone
+    assert read("llama", rope_parameters=new, rope_scaling={}) == alone
+    default = {"rope_theta": 10000.0, "rope_type": "default"}
+    for kind, parameters in (("llama", default), ("qwen3", default), ("gemma3_text", {"full_attention": default})):
+        message = r"rope_scaling=.*'yarn'.* stands beside rope_parameters=.*'default'.*, and they differ in rope_type"
+        with pytest.raises(CheckpointError, match=message):
+            read(kind, sliding_window=3, rope_parameters=parameters, rope_scaling=YARN)
+    # what the reference takes from rope_scaling has the base that stands outside
+    with pytest.raises(CheckpointError, match="differ in rope_theta"):
+        read("llama", rope_parameters=new | {"rope_theta": 5e5}, rope_scaling=YARN)
+    assert read("llama", rope_parameters=new | {"rope_theta": 5e5}, rope_scaling=YARN, rope_theta=5e5).max_len == 64
+
+
+def test_rotary_positions_that_are_no_one_description_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="rope_parameters must be one description: all layers of this family"):
+        read("llama", rope_parameters={"full_attention": {"rope_type": "default"}})
+    with pytest.raises(CheckpointError, match="rope_scaling must be an object, or null, found 'yarn'"):
+        read("llama", rope_scaling="yarn")
+
+
+def test_mistral_with_kinds_of_layers_is_read_as_ministral() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert windows(read("mistral", sliding_window=3, layer_types=kinds)) == [None, 3, None, 3]
+    assert read("mistral", layer_types=kinds) == read("ministral", layer_types=kinds)
+    assert windows(read("mistral", sliding_window=3)) == [3] * 4
+
+
+@pytest.mark.parametrize(("kind", "period"), [("cohere2", 4), ("gemma3_text", 6)])
+def test_a_period_that_the_reference_does_not_read_back_is_refused(kind: str, period: int) -> None:
+    plain = read(kind, sliding_window=3)
+    assert read(kind, sliding_window=3, _sliding_window_pattern=period) == plain
+    kinds = ["full_attention"] * 4
+    assert windows(read(kind, sliding_window=3, _sliding_window_pattern=2, layer_types=kinds)) == [None] * 4
+    with pytest.raises(CheckpointError, match=f"_sliding_window_pattern=2 cannot be .* takes {period}; give layer_ty"):
+        read(kind, sliding_window=3, _sliding_window_pattern=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"qk_layernorm": True}),
+        ("llama", {"sliding_window": 16}),
+        ("llama", {"layer_types": ["sliding_attention"]}),
+        ("mistral", {"is_causal": False}),
+        ("qwen2", {"attn_logit_softcapping": 30.0}),
+        ("olmo2", {"logit_scale": 0.5}),
+    ],
+)
+def test_a_setting_that_no_layer_reads_is_refused_by_name(kind: str, fields: dict[str, Any]) -> None:
+    ((name, value),) = fields.items()
+    message = rf"{name}={re.escape(repr(value))} says what is computed, and [\w ]+ does not read it\. Take it out of"
+    with pytest.raises(CheckpointError, match=message):
+        read(kind, **fields)
+    off = {"is_causal": True, "layer_types": ["full_attention"] * 4}.get(name)
+    assert read(kind, **{name: off}) == read(kind)
+
+
+def test_kinds_of_layers_that_are_written_out_have_to_be_those_of_the_patterns() -> None:
+    sizes = {"vocab_size": 23, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "model_type": "gpt_neo"}
+    said = sizes | {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]}
+    assert translated(said, Path("config.json"))[0].name == "GPT-Neo"
+    with pytest.raises(
+        CheckpointError, match=r"attention_layers must be attention_types written out, \['global', 'local"
+    ):
+        translated(said | {"attention_layers": ["local", "global"]}, Path("config.json"))
+
+
+def test_one_size_by_two_names_has_to_be_one() -> None:
+    assert read("llama", n_layer=4, n_embd=16, num_heads=4) == read("llama")
+    with pytest.raises(CheckpointError, match="n_layer=3 and num_hidden_layers=4 are one size by two names, and they"):
+        read("llama", n_layer=3)
+
+
+# what files that were published say beside what their family reads
+LEFT_OVER: dict[str, dict[str, Any]] = {
+    "bloom": {"n_embed": 16, "offset_alibi": 100, "seq_length": 2048, "skip_bias_add": True, "num_attention_heads": 4},
+    "gemma2": {"sliding_window": 4, "hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+    "gptj": {"rotary": True, "rotary_dim": 2, "scale_attn_weights": True, "summary_use_proj": True},
+    "llama": {
+        "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28, "pretraining_tp": 2,
+        "is_llama_config": True, "rope_interleaved": False, "unsloth_version": "2024.9", "torch_dtype": "bfloat16",
+        "id2label": {"0": "LABEL_0"}, "task_specific_params": {"text-generation": {"max_length": 50}},
+        "_attn_implementation_autoset": True, "quantization_config": None, "auto_map": {"AutoConfig": "a.B"},
+    },
+    "mistral": {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+    "qwen2": {"use_mrope": False, "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28},
+    "qwen3_moe": {"router_aux_loss_coef": 0.001, "output_router_logits": False, "sliding_window": None},
+    "smollm3": {"max_window_layers": 28, "use_sliding_window": False, "sliding_window": None, "pretraining_tp": 2},
+    "stablelm": {"rope_pct": 0.25, "partial_rotary_factor": 0.5, "norm_eps": 1e-5, "rotary_scaling_factor": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEFT_OVER)
+def test_what_published_files_say_beside_what_is_computed_is_passed_over(kind: str) -> None:
+    sizes = SIZES | {"n_head": 4, "n_layer": 4, "n_embd": 16, "sliding_window": 4}
+    plain = {name: value for name, value in sizes.items() if name in NEEDED_SIZES.get(kind, SIZES)}
+    found: Any = translated(plain | {"model_type": kind} | LEFT_OVER[kind], Path("config.json"))[1]
+    assert len(found.layers) == 4
+
+
+NEEDED_SIZES = {
+    "bloom": ("vocab_size", "hidden_size", "n_layer", "n_head"),
+    "gptj": ("vocab_size", "n_embd", "n_layer", "n_head"),
+}
 
 
 def test_null_takes_a_cap_away_and_a_missing_field_leaves_it() -> None:

@@ -11,7 +11,7 @@ from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
-from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
+from glassformer.checkpoints.tensors import ADAPTER, PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.files import read_json, reason
 from glassformer.files.packaged import CONFIG
@@ -108,6 +108,8 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
         CheckpointError: There is no config file, it is not JSON, or it is ours and damaged.
     """
     path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).exists()), None)
+    if path is None and (folder / ADAPTER).exists():
+        raise CheckpointError(_of_adapter(folder))
     if path is None:
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
@@ -122,3 +124,20 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
     if not isinstance(said, dict) or "sha256" in said or "format" in said or not said:
         return OwnFolder(folder, path, said)
     return PublishedFolder(folder, path, said)
+
+
+def _of_adapter(folder: Path) -> str:
+    """Return what to say of a folder that holds the weights of an adapter, and no model."""
+    try:
+        said = read_json(folder / ADAPTER)
+    except (OSError, ValueError):
+        said = None
+    said = said if isinstance(said, dict) else {}
+    kind, base = said.get("peft_type"), said.get("base_model_name_or_path")
+    named = f" ({kind})" if isinstance(kind, str) else ""
+    named += f' of "{base}"' if isinstance(base, str) and base else ""
+    return (
+        f'"{folder}" holds an adapter{named}, and no model: what it adds to '
+        "weights that lie elsewhere. Merge it into them, and open the folder that is written:\n"
+        f'    peft.AutoPeftModelForCausalLM.from_pretrained("{folder}").merge_and_unload().save_pretrained("merged")'
+    )

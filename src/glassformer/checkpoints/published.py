@@ -1,6 +1,7 @@
 """A folder that another library wrote: a family translates its config and finds its tensors by their names."""
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,15 @@ from typing import Any, ClassVar
 import torch
 
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
-from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names, trained_length
+from glassformer.checkpoints.families import (
+    Family,
+    Fields,
+    recognise,
+    require_read,
+    sources,
+    stored_names,
+    trained_length,
+)
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
@@ -57,6 +66,13 @@ class PublishedFolder:
         with _read_as(family, self.path):
             table = family.table(Fields(self.said, str(self.path)), ours)
         parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
+        files = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
+        if files.wrapper:
+            logging.getLogger(__name__).warning(
+                '"%s": all names of tensors begin with "%s", which a wrapper of the model put there; it is taken off.',
+                self.folder,
+                files.wrapper,
+            )
         stored = stored_names(family, parts, files)
         wanted = set(stored.values())
         for name, kind in quantised:
@@ -104,8 +120,11 @@ def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = 
     """
     require_unquantised(config, where, names)
     family = recognise(config, str(where), names)
+    fields = Fields(config, str(where))
     with _read_as(family, where):
-        return family, family.config(Fields(config, str(where)))
+        ours = family.config(fields)
+        require_read(family, fields)
+    return family, ours
 
 
 @contextlib.contextmanager

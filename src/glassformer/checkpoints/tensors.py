@@ -5,11 +5,13 @@ into memory: nothing is copied, pages come in as they are touched and count as t
 they are released or the system wants them back. Writing to a tensor changes memory, never the file.
 """
 
+import copy
 import json
 import mmap
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,13 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".msgpack", ".h5")
 
+# of an adapter's weights, which are no model by themselves
+ADAPTER = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# what torch.compile, DistributedDataParallel and PEFT put before the names of a model's tensors
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
+# bytes that are compared at a time
+_CHUNK = 1 << 20
 # protocols 2 to 5, and the archive that torch.save writes
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
@@ -51,11 +60,14 @@ class TensorFiles(Mapping[str, StoredTensor]):
         folder: Holds `model.safetensors`, or several files and their index, or any one safetensors file.
 
     Raises:
-        CheckpointError: No such files, only pickles, a file that is missing, truncated or no safetensors.
+        CheckpointError: No such files, only pickles, a file that is missing, truncated or no safetensors; or files of
+            two checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # what stands before every name in the files, and is no part of it
+        self.wrapper = ""
         self._places: dict[str, StoredTensor] = {}
         self._mapped: dict[Path, mmap.mmap] = {}
         files, index = _files(folder)
@@ -74,6 +86,38 @@ class TensorFiles(Mapping[str, StoredTensor]):
                 f'"{unlisted[0]}" lies in "{self._places[unlisted[0]].path}", but is missing from {INDEX}: one of the '
                 "two is of another checkpoint."
             )
+        if index and folder / WEIGHTS not in files and (folder / WEIGHTS).exists():
+            self._require_same(_header(folder / WEIGHTS))
+
+    def _require_same(self, whole: Mapping[str, StoredTensor]) -> None:
+        """Raise `CheckpointError` unless the single file beside shards holds what they hold."""
+        names = {**self._places, **whole}
+        lone = next((name for name in names if name not in whole or name not in self._places), None)
+        differs = lone or next((name for name in names if not _same(whole[name], self._places[name])), None)
+        if differs is not None:
+            told = "is in one of them alone" if lone else "differs"
+            raise CheckpointError(
+                f'"{self.folder}" holds two sets of weights, {WEIGHTS} and the files that {INDEX} names, and they are '
+                f'not the same: "{differs}" {told}. Leave one: take away {WEIGHTS}, or the index and its files.'
+            )
+
+    def unwrapped(self, names: Collection[str]) -> "TensorFiles":
+        """Return the same files without what wrappers put before the name of every tensor: their `wrapper`.
+
+        Args:
+            names: Those that are looked for; what one of them begins with is no wrapper's.
+        """
+        wrapper = ""
+        while len(self) and (
+            found := next((p for p in WRAPPERS if all(n.startswith(wrapper + p) for n in self._places)), None)
+        ):
+            wrapper += found
+        if not wrapper or any(name.startswith(WRAPPERS) for name in names):
+            return self
+        bare = copy.copy(self)
+        bare.wrapper = wrapper
+        bare._places = {name.removeprefix(wrapper): place for name, place in self._places.items()}
+        return bare
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._places[name]
@@ -155,7 +199,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
         return _indexed(folder, index)
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS], {}
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and path.name != _ADAPTER_WEIGHTS)
     if len(found) == 1:
         return found, {}
     if found:
@@ -185,6 +229,12 @@ def _indexed(folder: Path, index: Path) -> tuple[list[Path], dict[str, str]]:
     if outside:
         raise CheckpointError(f'"{index}" names "{_brief(outside[0])}", which does not lie in the folder.')
     files = [folder / name for name in sorted(set(places.values()))]
+    stale = sorted(p.name for p in folder.glob("model-*-of-*.safetensors") if p not in files and _is_shard(p.name))
+    if stale:
+        raise CheckpointError(
+            f'"{folder}" holds {", ".join(stale[:3])}{", …" if len(stale) > 3 else ""}, which {INDEX} does not name: '
+            "shards of another checkpoint, or an index of another. Take away what is left over."
+        )
     # os.path, unlike Path, takes any text for a name that may not exist, however long
     missing = [_brief(path.name) for path in files if not os.path.exists(path)]
     if missing:
@@ -193,6 +243,24 @@ def _indexed(folder: Path, index: Path) -> tuple[list[Path], dict[str, str]]:
             "Copy or download them again."
         )
     return files, places
+
+
+def _is_shard(name: str) -> bool:
+    return re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
+
+
+def _same(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two files hold the same numbers of the same type for a tensor."""
+    if (one.shape, one.stored_as, one.stop - one.start) != (other.shape, other.stored_as, other.stop - other.start):
+        return False
+    with opened(one.path) as mine, opened(other.path) as theirs:
+        mine.seek(one.start)
+        theirs.seek(other.start)
+        for start in range(one.start, one.stop, _CHUNK):
+            size = min(_CHUNK, one.stop - start)
+            if mine.read(size) != theirs.read(size):
+                return False
+    return True
 
 
 def _brief(name: str) -> str:

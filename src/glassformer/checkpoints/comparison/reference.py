@@ -93,8 +93,7 @@ def reference(folder: str | Path, dtype: NumberType = torch.float32, attention: 
     transformers, kind = library(), number_type(dtype) or torch.float32
     try:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        own = getattr(transformers, (config.architectures or [""])[0], None)
-        made: Any = own if own is not None else transformers.AutoModelForCausalLM
+        made = _class_of(transformers, config)
         # the reference's product over groups of experts knows no float64
         config._experts_implementation = "eager"
         with wide(kind):
@@ -109,6 +108,15 @@ def reference(folder: str | Path, dtype: NumberType = torch.float32, attention: 
     if kind == torch.float64:
         set_sines(model)
     return model.eval()
+
+
+def _class_of(transformers: Any, config: Any) -> Any:
+    """Return the class a config asks for; where that is of another config, the one the library picks."""
+    own = getattr(transformers, (config.architectures or [""])[0], None)
+    if own is not None and own.config_class is type(config):
+        return own
+    picks = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM, transformers.AutoModelForSeq2SeqLM)
+    return next((auto for auto in picks if type(config) in auto._model_mapping), transformers.AutoModelForCausalLM)
 
 
 def set_sines(theirs: Any) -> None:

@@ -116,7 +116,7 @@ def parity(
 
     Raises:
         MissingExtra: `transformers` is not installed.
-        CheckpointError: The folder is damaged, or is in our own layout.
+        CheckpointError: The folder is damaged, or is in our own layout, or the reference cannot open or run it.
         TextError: There is a text, and the checkpoint has no tokenizer.
         ConfigError: There is no such device here, or `dtype` is neither float32 nor float64.
     """
@@ -139,7 +139,13 @@ def parity(
     tell(0, 4, "loading the reference")
     theirs = reference(folder, computed, "eager" if patterns else "sdpa").to(place)
     tell(1, 4, "running the reference")
-    comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
+    try:
+        comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        raise CheckpointError(
+            f'transformers opens "{folder}" as {type(theirs).__name__} and cannot run it ({type(error).__name__}: '
+            f"{error}), so there is nothing to compare with."
+        ) from error
     kind = type(theirs).__name__
     del theirs
     tell(2, 4, "loading ours")

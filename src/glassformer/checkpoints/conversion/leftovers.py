@@ -60,7 +60,9 @@ def leftovers_of(checkpoint: Checkpoint) -> Leftovers:
     copies = _copies(checkpoint, family)
     names = {name: [stored, *copies.get(name, [])] for name, stored in checkpoint.stored.items()}
     used = {stored for several in names.values() for stored in several}
-    unused = {name: _any(place, name) for name, place in checkpoint.files.items() if name not in used}
+    before = checkpoint.files.wrapper
+    unused = {before + name: _any(place, before + name) for name, place in checkpoint.files.items() if name not in used}
+    names = {name: [before + stored for stored in several] for name, several in names.items()}
     return Leftovers({name: several for name, several in names.items() if several != [name]}, unused)
 
 

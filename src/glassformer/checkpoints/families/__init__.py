@@ -57,6 +57,7 @@ from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.checkpoints.families.trained import FIELD, trained_length
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
+from glassformer.checkpoints.families.unread import require_read
 from glassformer.errors import CheckpointError, nearest
 
 # the first that covers a config reads it
@@ -100,6 +101,7 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
     kind = config.get("model_type")
     code = " It asks for code of its own (auto_map), which is never run." if "auto_map" in config else ""
     lacking = f" It has {lack}, which no part here computes." if (lack := MISSING.get(str(kind))) else ""
+    lacking += _half(config)
     asked = f'the architecture "{kind}"' if kind is not None else "a config without model_type"
     raise CheckpointError(
         f'"{where}" describes {asked}, which no family covers.{code}{lacking}{nearest(str(kind), known)}\n'
@@ -107,6 +109,19 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
         "    Any live module works now through gf.foreign (docs/how-to/use-any-module.md); a table for the family is "
         "docs/how-to/add-a-family.md."
     )
+
+
+def _half(config: Mapping[str, Any]) -> str:
+    """Return what to say of a config in which the one of a covered architecture lies; empty if there is none."""
+    for name, inner in config.items():
+        if isinstance(inner, Mapping) and "model_type" in inner:
+            family = next((family for family in FAMILIES if family.covers(inner)), None)
+            if family is not None:
+                return (
+                    f' Its {name} is of "{inner["model_type"]}", which is covered ({family.name}): a folder with that '
+                    "part as its config.json, and with its tensors alone, opens."
+                )
+    return ""
 
 
 __all__ = [
@@ -125,6 +140,7 @@ __all__ = [
     "assembled",
     "recognise",
     "register",
+    "require_read",
     "sources",
     "stored_names",
     "taken_apart",

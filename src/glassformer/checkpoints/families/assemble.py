@@ -181,10 +181,17 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles
     problems += [f'"{name}" is there, and nothing uses it.' for name in extra[:3]]
     if problems:
         more = len(missing) + len(extra) - len(problems)
+        untied = [copy for copy in family.copies if copy in wanted and written(copy) in missing]
         raise CheckpointError(
             f'"{files.folder}" does not fit its config, read as {family.name}: '
             + " ".join(problems)
             + (f" (and {more} more)" if more > 0 else "")
+            + "".join(
+                f'\n    The config does not tie "{copy}" to "{written(family.copies[copy])}". If it was trained as one '
+                'with that, set "tie_word_embeddings": true in its config.json.'
+                for copy in untied
+                if written(family.copies[copy]) in files
+            )
         )
     for copy, of in copies.items():
         if copy in files and of in files and not _same(files, copy, of):

@@ -79,8 +79,8 @@ def _m2m_config(fields: Fields) -> EncoderDecoderConfig:
 
 def _with(fields: Fields, **defaults: Any) -> Fields:
     """Return a config with what its family means where the file says nothing."""
-    said = {name: value for name, value in fields.data.items() if value is not None}
-    return Fields({"decoder_start_token_id": 2, **defaults, **said}, fields.where)
+    meant: dict[str, Any] = {"decoder_start_token_id": 2, **defaults}
+    return fields.replaced(**{name: value for name, value in meant.items() if fields.data.get(name) is None})
 
 
 def _config(

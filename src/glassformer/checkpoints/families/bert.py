@@ -12,6 +12,9 @@ from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.models import EncoderConfig, LayerNorm, Learned, Mlp, NoNorm, Readout, block
 
+# fields that say what an encoder does anyway
+BOTH_WAYS = {"is_causal": "an encoder reads both ways whatever it says"}
+
 _PREDICTING = ("ForMaskedLM", "ForPreTraining", "LMHeadModel")
 
 
@@ -147,6 +150,7 @@ BERT = Family(
     _config,
     predicting,
     prefixes=("bert.",),
+    without_effect=BOTH_WAYS,
     endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     # an untied head has a bias of its own, and leaves the shared one unread
     ignored=("*embeddings.position_ids", "*pooler.dense.*", "cls.seq_relationship.*", "cls.predictions.bias"),
@@ -162,6 +166,7 @@ ROBERTA = Family(
     _config,
     _roberta_table,
     prefixes=("roberta.",),
+    without_effect=BOTH_WAYS,
     ignored=("*embeddings.position_ids", "*pooler.dense.*", "lm_head.bias"),
     copies={
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
@@ -175,5 +180,6 @@ DISTILBERT = Family(
     _distil_config,
     _distil_table,
     prefixes=("distilbert.",),
+    without_effect=BOTH_WAYS,
     copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
 )

@@ -12,7 +12,7 @@ Patterns that the reference returns leave out that the first block counts again,
 from typing import Any
 
 from glassformer.attention import BigBird, MixerConfig, Softmax
-from glassformer.checkpoints.families.bert import encoder, predicting
+from glassformer.checkpoints.families.bert import BOTH_WAYS, encoder, predicting
 from glassformer.checkpoints.families.family import Family
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
@@ -55,6 +55,7 @@ BIG_BIRD = Family(
     _config,
     predicting,
     prefixes=("bert.",),
+    without_effect=BOTH_WAYS,
     no_lengths=("block_size",),
     ignored=(
         "*embeddings.position_ids",

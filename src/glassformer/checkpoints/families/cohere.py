@@ -15,7 +15,7 @@ from glassformer.checkpoints.families.llama_shaped import (
     LLAMA_FILES,
     SLIDING,
     gated_decoder,
-    layer_kinds,
+    periodic_kinds,
     query_key_names,
     window_of,
 )
@@ -31,8 +31,7 @@ def _config_1(fields: Fields) -> DecoderConfig:
 
 
 def _config_2(fields: Fields) -> DecoderConfig:
-    period = fields.whole("sliding_window_pattern", fields.whole("_sliding_window_pattern", 4))
-    kinds = layer_kinds(fields, lambda i: (i + 1) % max(period, 1) != 0)
+    kinds = periodic_kinds(fields, 4)
     positions = {SLIDING: rope(fields, pairing="interleaved")}
 
     def layer(i: int) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def _decoder(fields: Fields, experts: MixtureOfExperts, pairing: Any, dense: int
 
 def _query_rank(fields: Fields) -> int | None:
     # null says that there is none, as in V2-Lite; what is not there is what their code takes by default
-    return None if fields.data.get("q_lora_rank", 1536) is None else fields.whole("q_lora_rank", 1536)
+    ranked = "q_lora_rank" in fields or not fields.says("q_lora_rank")
+    return fields.whole("q_lora_rank", 1536) if ranked else None
 
 
 def _experts(fields: Fields, *, n: int, chosen: int, neurons: int, shared: int, **more: Any) -> MixtureOfExperts:

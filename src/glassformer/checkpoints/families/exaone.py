@@ -21,7 +21,7 @@ from glassformer.models import DecoderConfig, NoNorm, RmsNorm
 
 def _config(fields: Fields) -> DecoderConfig:
     # null is no window, and no field at all is the window of the first model
-    sized = Fields({"sliding_window": 4096, **fields.data}, fields.where)
+    sized = fields.filled(sliding_window=4096)
     windowed = "sliding_window" in sized
     period = _period(fields) if windowed and "layer_types" not in fields else 1
     kinds, positions = layer_kinds(sized, lambda i: (i + 1) % period != 0), rope(fields)
@@ -55,4 +55,11 @@ def _table(fields: Fields, config: Any) -> Table:
     }
 
 
-EXAONE4 = Family("EXAONE 4", ("exaone4",), _config, _table, **LLAMA_FILES)
+EXAONE4 = Family(
+    "EXAONE 4",
+    ("exaone4",),
+    _config,
+    _table,
+    without_effect={"sliding_window_pattern": "layer_types comes before it, and without a window there is no pattern"},
+    **LLAMA_FILES,
+)

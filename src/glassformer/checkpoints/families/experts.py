@@ -39,7 +39,7 @@ def separate_experts(config: Any, theirs: str, names: Mapping[str, str]) -> Tabl
 
 def _qwen_config(fields: Fields) -> DecoderConfig:
     experts = _experts(fields, 128, fields.whole("moe_intermediate_size", 768))
-    windowed = fields.flag("use_sliding_window", False) and "sliding_window" in fields
+    windowed = all([fields.flag("use_sliding_window", False), "sliding_window" in fields])
     sparse = _sparse_layers(fields)
     shared: dict[str, Any] = {
         "mixer": Softmax(fields.whole("sliding_window") if windowed else None),

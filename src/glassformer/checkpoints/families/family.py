@@ -88,6 +88,7 @@ class Family:
         writes_copies: Their own code wants the copies in the files.
         any_pairing: The table finds rotary pairs whichever way ours are ordered.
         no_lengths: Fields of the config that say how long texts are elsewhere, and here something else.
+        without_effect: Fields of the config that say what is computed elsewhere and change nothing here, and why.
         trained_with_scaling: Models are trained on the whole context that scaled rotary positions reach.
     """
 
@@ -107,6 +108,7 @@ class Family:
     writes_copies: bool = False
     any_pairing: bool = False
     no_lengths: tuple[str, ...] = ()
+    without_effect: Mapping[str, str] = field(default_factory=dict)
     trained_with_scaling: bool = False
 
     def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:

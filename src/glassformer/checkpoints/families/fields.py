@@ -29,7 +29,7 @@ ACTIVATIONS = {
 
 
 class Fields:
-    """A foreign config as typed fields.
+    """A foreign config as typed fields; `asked` are the names that somebody has asked for, there or not.
 
     Args:
         data: What config.json holds.
@@ -38,9 +38,29 @@ class Fields:
 
     def __init__(self, data: Mapping[str, Any], where: str = "config.json") -> None:
         self.data, self.where = data, where
+        self.asked: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
+        self.asked.add(name)
         return self.data.get(name) is not None
+
+    def says(self, name: str) -> bool:
+        """Whether a field is there, be it null."""
+        self.asked.add(name)
+        return name in self.data
+
+    def filled(self, **defaults: Any) -> "Fields":
+        """Return the same config with values for fields that it does not have; null stays null.
+
+        What is asked of either counts as asked of both.
+        """
+        return self.replaced(**{name: value for name, value in defaults.items() if name not in self.data})
+
+    def replaced(self, **values: Any) -> "Fields":
+        """Return the same config with other values; what is asked of either counts as asked of both."""
+        found = Fields({**self.data, **values}, self.where)
+        found.asked = self.asked
+        return found
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
         """A field as it stands; null counts as absent.
@@ -48,9 +68,12 @@ class Fields:
         Raises:
             CheckpointError: It is not there and has no default.
         """
+        self.asked.add(name)
         value = self.data.get(name)
         if value is not None:
             return value
+        if default is _REQUIRED and name in self.data:
+            raise CheckpointError(f'"{self.where}": {name} is null, and what is built needs a value.')
         if default is _REQUIRED:
             raise CheckpointError(f'"{self.where}" lacks "{name}".{nearest(name, self.data)}')
         return default
@@ -96,6 +119,7 @@ class Fields:
 
     def only(self, name: str, allowed: object, why: str) -> None:
         """Raise unless a field is absent or has the one value that can be represented."""
+        self.asked.add(name)
         value = self.data.get(name)
         if value is not None and value != allowed:
             raise CheckpointError(f'"{self.where}": {name}={value!r} cannot be represented: {why}.')

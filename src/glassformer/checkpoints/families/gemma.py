@@ -17,6 +17,7 @@ from glassformer.checkpoints.families.llama_shaped import (
     express_shaped,
     gated_decoder,
     layer_kinds,
+    periodic_kinds,
     query_key_names,
     window_of,
 )
@@ -57,8 +58,7 @@ def _vault_config(fields: Fields) -> DecoderConfig:
 def _config_3(fields: Fields) -> DecoderConfig:
     fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
     fields.only("attn_logit_softcapping", None, "scores have no cap in the reference, whatever the file says")
-    period = fields.whole("sliding_window_pattern", fields.whole("_sliding_window_pattern", 6))
-    kinds = layer_kinds(fields, lambda i: (i + 1) % period != 0)
+    kinds = periodic_kinds(fields, 6)
     scale = _scale(fields)
     positions = {FULL: rope(fields, FULL, 1_000_000.0), SLIDING: _local_rope(fields)}
     norm = QueryKeyNorm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
@@ -75,14 +75,14 @@ def _config_3(fields: Fields) -> DecoderConfig:
 
 def _local_rope(fields: Fields) -> Rope:
     if "rope_parameters" in fields:
-        return rope(fields, SLIDING)
+        return rope(fields.replaced(rope_scaling=None), SLIDING)
     # older files scale only the layers that see everything
     return Rope(fields.number("rope_local_base_freq", 10_000.0))
 
 
 def _decoder(fields: Fields, layer: Any, activation: str, **whole: Any) -> DecoderConfig:
     # the width of a head is no share of the model's
-    sized = Fields({"head_dim": 256, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=256)
     norm = RmsNorm(fields.number("rms_norm_eps", 1e-6), offset=1.0)
     return gated_decoder(sized, norm, layer, activation=activation, tied=True, embed_scale=True, **whole)
 
@@ -100,7 +100,7 @@ def _activation(fields: Fields) -> str:
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:
     # null is a value here: no cap
-    if name not in fields.data:
+    if not fields.says(name):
         return default
     return fields.number(name) if name in fields else None
 

@@ -14,7 +14,7 @@ from glassformer.models import DecoderConfig, RmsNorm
 
 def _config(fields: Fields, **more: Any) -> DecoderConfig:
     # the head's width has a default of its own, not a share of the model's
-    fields = Fields({"head_dim": 128, **fields.data}, fields.where)
+    fields = fields.filled(head_dim=128)
     layer: dict[str, Any] = {
         "positions": rope(fields, fraction=turned_share(fields, 0.5), pairing="interleaved"),
         "bias": fields.flag("attention_bias", True),

@@ -43,6 +43,8 @@ def _kinds(fields: Fields) -> list[str]:
         raise fields.wrong(
             "attention_types", patterns, f'patterns of "global" and "local" for num_layers={n_layers} layers'
         )
+    if (written := fields.get("attention_layers", kinds)) != kinds:
+        raise fields.wrong("attention_layers", written, f"attention_types written out, {kinds}")
     return kinds
 
 

@@ -25,7 +25,7 @@ _YARN = {
 def _config(fields: Fields) -> DecoderConfig:
     fields.only("swiglu_alpha", 1.702, "gates are u sigmoid(1.702 u)")
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
-        fields = Fields({**fields.data, "rope_parameters": _YARN}, fields.where)
+        fields = fields.replaced(rope_parameters=_YARN)
     kinds = layer_kinds(fields, lambda i: i % 2 == 0)
     positions, bias = rope(fields, base=150_000.0), fields.flag("attention_bias", True)
     experts = MixtureOfExperts(
@@ -44,7 +44,7 @@ def _config(fields: Fields) -> DecoderConfig:
         return {"mixer": mixer, "positions": positions, "bias": bias, "mlp": experts}
 
     # the width of a head is no share of the model's
-    sized = Fields({"head_dim": 64, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=64)
     return gated_decoder(sized, RmsNorm(fields.number("rms_norm_eps", 1e-5)), layer, max_len=131_072, n_kv_heads=8)
 
 

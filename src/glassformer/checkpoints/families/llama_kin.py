@@ -11,7 +11,7 @@ Seed-OSS         biases on queries, keys and values, a choice of their own for t
 SmolLM3          no positions in every fourth layer
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from glassformer.attention import Merge, NoPositions, Softmax
@@ -37,9 +37,9 @@ def _arcee(fields: Fields) -> DecoderConfig:
 def _cwm(fields: Fields) -> DecoderConfig:
     kinds = layer_kinds(fields, lambda i: i % 4 != 0)
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
-        fields = Fields({**fields.data, "rope_parameters": _CWM_ROPE}, fields.where)
+        fields = fields.replaced(rope_parameters=_CWM_ROPE)
     positions = rope(fields, base=1_000_000.0)
-    sized = Fields({"head_dim": 128, "sliding_window": 8192, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=128, sliding_window=8192)
 
     def layer(i: int) -> dict[str, Any]:
         return {"mixer": Softmax(window_of(sized, kinds[i])), "positions": positions, "mlp": gated_mlp(fields)}
@@ -58,7 +58,7 @@ def _ernie(fields: Fields) -> DecoderConfig:
     bias = fields.flag("use_bias", False)
     positions = rope(fields, base=500_000.0, pairing="interleaved")
     layer = {"positions": positions, "bias": bias, "mlp": gated_mlp(fields, "use_bias")}
-    sized = Fields({"head_dim": 128, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=128)
     return gated_decoder(sized, _rms(fields, 1e-5), lambda i: layer, tied=True, max_len=131_072, n_kv_heads=2)
 
 
@@ -69,7 +69,7 @@ def _helium(fields: Fields) -> DecoderConfig:
         "merge": Merge(),
         "mlp": gated_mlp(fields),
     }
-    sized = Fields({"head_dim": 128, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=128)
     return gated_decoder(sized, _rms(fields, 1e-8), lambda i: layer, max_len=4096)
 
 
@@ -79,8 +79,8 @@ def _jais(fields: Fields) -> DecoderConfig:
 
 
 def _ministral(fields: Fields) -> DecoderConfig:
-    windowed = fields.data.get("sliding_window", 4096) is not None
-    sized = Fields({"sliding_window": 4096, **fields.data}, fields.where)
+    windowed = "sliding_window" in fields or not fields.says("sliding_window")
+    sized = fields.filled(sliding_window=4096)
     kinds, positions = layer_kinds(sized, lambda i: windowed), rope(fields)
 
     def layer(i: int) -> dict[str, Any]:
@@ -106,13 +106,13 @@ def _seed(fields: Fields) -> DecoderConfig:
         "merge": Merge(bias=fields.flag("attention_out_bias", False)),
         "mlp": gated_mlp(fields),
     }
-    sized = Fields({"head_dim": 128, **fields.data}, fields.where)
+    sized = fields.filled(head_dim=128)
     return gated_decoder(sized, _rms(fields, 1e-6), lambda i: layer, max_len=524_288, n_kv_heads=8)
 
 
 def _smollm(fields: Fields) -> DecoderConfig:
     turned = _turned_layers(fields)
-    windowed = fields.flag("use_sliding_window", False) and "sliding_window" in fields
+    windowed = all([fields.flag("use_sliding_window", False), "sliding_window" in fields])
     kinds = layer_kinds(fields, lambda i: windowed and not turned[i])
     positions, shared = rope(fields, base=2_000_000.0), {"bias": fields.flag("attention_bias", False)}
 
@@ -149,8 +149,13 @@ def _table(fields: Fields, config: Any) -> Table:
     return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
 
 
-def _family(name: str, kind: str, config: Callable[[Fields], DecoderConfig]) -> Family:
-    return Family(name, (kind,), config, _table, **LLAMA_FILES)
+def _family(name: str, kind: str, config: Callable[[Fields], DecoderConfig], **more: Any) -> Family:
+    return Family(name, (kind,), config, _table, **LLAMA_FILES, **more)
+
+
+def _is_ministral(config: Mapping[str, Any]) -> bool:
+    # Mistral's files that list kinds of layers are read as Ministral's by transformers
+    return config.get("model_type") == "mistral" and "layer_types" in config
 
 
 ARCEE = _family("Arcee", "arcee", _arcee)
@@ -158,7 +163,7 @@ CWM = _family("CWM", "cwm", _cwm)
 ERNIE45 = _family("ERNIE 4.5", "ernie4_5", _ernie)
 HELIUM = _family("Helium", "helium", _helium)
 JAIS2 = _family("Jais 2", "jais2", _jais)
-MINISTRAL = _family("Ministral", "ministral", _ministral)
+MINISTRAL = _family("Ministral", "ministral", _ministral, recognise=_is_ministral)
 NEMOTRON = _family("Nemotron", "nemotron", _nemotron)
 SEED_OSS = _family("Seed-OSS", "seed_oss", _seed)
 SMOLLM3 = _family("SmolLM3", "smollm3", _smollm)

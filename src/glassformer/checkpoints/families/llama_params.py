@@ -117,7 +117,6 @@ LLAMA_PARAMS = Family(
     (),
     _config,
     _table,
-    prefixes=("_orig_mod.",),
     ignored=("rope.freqs", "freqs_cos", "freqs_sin"),
     copies={"output.weight": "tok_embeddings.weight"},
     recognise=_is,

@@ -80,6 +80,8 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
         CheckpointError: There are not as many as layers, or one is of neither kind.
     """
     n = fields.whole("num_hidden_layers")
+    # files in which no layer has a window may say one all the same
+    fields.says("sliding_window")
     found = fields.get("layer_types", [SLIDING if slides(i) else FULL for i in range(n)])
     if not isinstance(found, list) or len(found) != n:
         raise fields.wrong("layer_types", found, f"a list of {n} names, one per layer")
@@ -87,6 +89,28 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
         if kind not in (FULL, SLIDING):
             raise CheckpointError(f'"{fields.where}": layer_types has "{kind}"; {FULL} and {SLIDING} are known.')
     return found
+
+
+def periodic_kinds(fields: Fields, period: int) -> list[str]:
+    """Return the kinds of layers where the last of every few sees everything, unless `layer_types` says otherwise.
+
+    Args:
+        fields: The config, with `sliding_window_pattern` where it has a period of its own.
+        period: Layers to one that sees everything, where the file does not say.
+
+    Raises:
+        CheckpointError: As for `layer_kinds`, or the period has only the name that the reference keeps it under, which
+            it does not read back.
+    """
+    if "layer_types" not in fields and "sliding_window_pattern" not in fields:
+        fields.only(
+            "_sliding_window_pattern",
+            period,
+            f"by itself it is not read by transformers, which takes {period}; give layer_types, or "
+            "sliding_window_pattern",
+        )
+    step = max(fields.whole("sliding_window_pattern", period), 1)
+    return layer_kinds(fields, lambda i: (i + 1) % step != 0)
 
 
 def window_of(fields: Fields, kind: str) -> int | None:

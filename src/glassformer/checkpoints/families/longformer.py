@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from glassformer.attention import Longformer
-from glassformer.checkpoints.families.bert import encoder, head, layers
+from glassformer.checkpoints.families.bert import BOTH_WAYS, encoder, head, layers
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
@@ -66,6 +66,7 @@ LONGFORMER = Family(
     _config,
     _table,
     prefixes=("longformer.",),
+    without_effect=BOTH_WAYS,
     ignored=("*embeddings.position_ids", "*pooler.dense.*", "lm_head.bias"),
     copies={
         "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",

@@ -19,7 +19,8 @@ from glassformer.models import DecoderConfig, MixtureOfExperts, RmsNorm
 
 def _mistral_config(fields: Fields) -> DecoderConfig:
     # null is no window, and no field at all is the window of the first model
-    window = fields.whole("sliding_window", 4096) if fields.data.get("sliding_window", 0) is not None else None
+    windowed = "sliding_window" in fields or not fields.says("sliding_window")
+    window = fields.whole("sliding_window", 4096) if windowed else None
     layer = {"mixer": Softmax(window), "positions": rope(fields)}
     return _decoder(fields, layer, eps=1e-6)
 

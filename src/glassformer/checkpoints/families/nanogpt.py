@@ -65,7 +65,6 @@ NANOGPT = Family(
     (),
     _config,
     _table,
-    prefixes=("_orig_mod.",),
     ignored=("*.attn.bias",),
     copies={"lm_head.weight": "transformer.wte.weight"},
     recognise=_is,

@@ -34,7 +34,7 @@ def _config_2(fields: Fields) -> DecoderConfig:
 
 def _config_3(fields: Fields) -> DecoderConfig:
     kinds = layer_kinds(fields, lambda i: (i + 1) % 4 != 0)
-    eps, sized = fields.number("rms_norm_eps", 1e-5), Fields({"sliding_window": 4096, **fields.data}, fields.where)
+    eps, sized = fields.number("rms_norm_eps", 1e-5), fields.filled(sliding_window=4096)
     positions = {kind: rope(_scaled_where_full(fields, kind), kind, 500_000.0) for kind in (FULL, SLIDING)}
 
     def layer(i: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _config_3(fields: Fields) -> DecoderConfig:
 
 def _scaled_where_full(fields: Fields, kind: str) -> Fields:
     # older files have one scaling, and mean it for the layers that see everything
-    return fields if kind == FULL else Fields({**fields.data, "rope_scaling": None}, fields.where)
+    return fields if kind == FULL else fields.replaced(rope_scaling=None)
 
 
 def _behind(fields: Fields, eps: float) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def _config_2(fields: Fields) -> DecoderConfig:
 def _config_3(fields: Fields) -> DecoderConfig:
     norm = QueryKeyNorm(eps=fields.number("rms_norm_eps", 1e-6))
     # the head's width has a default of its own, not a share of the model's
-    fields = Fields({"head_dim": 128, **fields.data}, fields.where)
+    fields = fields.filled(head_dim=128)
     return _config(fields, bias=fields.flag("attention_bias", False), qk_norm=norm)
 
 
@@ -64,6 +64,7 @@ QWEN2 = Family(
     _config_2,
     _table,
     express=_express_2,
+    without_effect={"attention_bias": "queries, keys and values have biases whatever it says"},
     **LLAMA_FILES,
 )
 QWEN3 = Family(

@@ -50,6 +50,7 @@ def _layers(fields: Fields) -> list[str]:
     found: Any = fields.get("attn_layers", ["local", "lsh"] * 3)
     if not found or any(kind not in ("local", "lsh") for kind in found):
         raise CheckpointError(f'"attn_layers" lists "local" and "lsh"; found {found}.')
+    fields.only("num_hidden_layers", len(found), f"attn_layers lists {len(found)}")
     return list(found)
 
 

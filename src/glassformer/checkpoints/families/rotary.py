@@ -29,7 +29,7 @@ def rope(
     """Return the rotary positions of a config.
 
     `rope_parameters` holds base and scaling together, one entry for each kind of layer if they differ; older files have
-    `rope_theta` and `rope_scaling`.
+    `rope_theta` and `rope_scaling`. A `rope_scaling` beside `rope_parameters` has to say the same.
 
     Args:
         fields: The config.
@@ -37,8 +37,19 @@ def rope(
         base: Where the file gives none.
         aliases: Other names of scalings in files of this family.
         more: Other arguments of `Rope`.
+
+    Raises:
+        CheckpointError: The two layouts stand there and differ, one of them is no object, or a scaling is not known.
     """
     own = _described(fields, kind, base)
+    if fields.get("rope_parameters", {}) and fields.get("rope_scaling", {}):
+        older = _described(fields.replaced(rope_parameters=None), None, base)
+        if (differs := _differing(own.data, older.data)) is not None:
+            raise CheckpointError(
+                f'"{fields.where}": rope_scaling={fields.get("rope_scaling")!r} stands beside rope_parameters='
+                f"{fields.get('rope_parameters')!r}, and they differ in {differs}. Keep one of them: the scaling goes "
+                "into rope_parameters, beside its rope_theta."
+            )
     named = str(own.get("rope_type", own.get("type", "default")))
     scaling = _scaling((aliases or {}).get(named, named), own, fields)
     return Rope(own.number("rope_theta", fields.number("rope_theta", base)), scaling=scaling, **more)
@@ -109,13 +120,26 @@ def rope_parameters(positions: Rope) -> dict[str, Any]:
 
 def _described(fields: Fields, kind: str | None, base: float) -> Fields:
     """Return what a config says of rotary positions, in either layout."""
-    found = fields.get("rope_parameters", None)
-    if isinstance(found, dict) and kind is not None and isinstance(found.get(kind), dict):
-        found = found[kind]
-    if not isinstance(found, dict):
-        old = fields.get("rope_scaling", None)
-        found = {"rope_theta": fields.number("rope_theta", base), **(old if isinstance(old, dict) else {})}
-    return Fields(found, fields.where)
+    found, old = (fields.get(name, {}) for name in ("rope_parameters", "rope_scaling"))
+    for name, value in (("rope_parameters", found), ("rope_scaling", old)):
+        if not isinstance(value, dict):
+            raise fields.wrong(name, value, "an object, or null")
+    if any(isinstance(value, dict) for value in found.values()):
+        if kind is None:
+            raise fields.wrong("rope_parameters", found, "one description: all layers of this family share it")
+        found = found.get(kind) or {}
+    return Fields(found or {"rope_theta": fields.number("rope_theta", base), **old}, fields.where)
+
+
+def _differing(new: Mapping[str, Any], old: Mapping[str, Any]) -> str | None:
+    """Return the first field in which two descriptions of rotary positions differ; None if they are the same."""
+    one, other = (
+        {"rope_type": said.get("type", "default")} | {k: v for k, v in said.items() if k != "type" and v is not None}
+        for said in (new, old)
+    )
+    # the share that turns may stand outside
+    names = [name for name in {**one, **other} if name != "partial_rotary_factor"]
+    return next((name for name in names if one.get(name) != other.get(name)), None)
 
 
 def _scaling(kind: str, own: Fields, fields: Fields) -> RopeScaling | None:

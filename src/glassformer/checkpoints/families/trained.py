@@ -27,7 +27,7 @@ def trained_length(family: Family, fields: Fields, config: Any) -> int | None:
         fields: Its config as published.
         config: Ours of it.
     """
-    if FIELD in fields.data:
+    if fields.says(FIELD):
         return max(1, fields.whole(FIELD)) if FIELD in fields else None
     if not any(name in fields and name not in family.no_lengths for name in NAMES):
         return None
