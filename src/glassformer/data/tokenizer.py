@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -225,13 +226,24 @@ class Tokenizer:
     @checked
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
-        return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)
+        checked = [self._checked(i) for i in ids]
+        # the library takes letters of added tokens for bytes, where other tokens are spelled in bytes
+        apart = self._added if self._is_byte_level else {}
+        runs = groupby(checked, key=lambda i: i in apart)
+        return "".join(
+            "".join(apart[i] for i in run if i not in self.specials)
+            if added
+            else self._inner.decode(list(run), skip_special_tokens=True)
+            for added, run in runs
+        )
 
     def token(self, id: int) -> str:
         """Readable text of one token: its spaces are spaces, bytes that are no UTF-8 are `<0xHH>`."""
         text = self._inner.id_to_token(self._checked(id))
         if text is None or id in self.specials:
             return text or f"<{id}>"
+        if self._is_byte_level and id in self._added:
+            return text
         if self._is_byte_level and all(c in _BYTE_OF for c in text):
             escaped = bytes(_BYTE_OF[c] for c in text).decode("utf-8", "surrogateescape")
             return re.sub("[\udc80-\udcff]", lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", escaped)
@@ -242,6 +254,8 @@ class Tokenizer:
         text = self._inner.id_to_token(id) if 0 <= id < self.vocab_size and id not in self.specials else ""
         if not text:
             return b""
+        if self._is_byte_level and id in self._added:
+            return text.encode("utf-8", "replace")
         if self._is_byte_level and all(c in _BYTE_OF for c in text):
             return bytes(_BYTE_OF[c] for c in text)
         # what vocabularies of words fall back to
@@ -259,13 +273,17 @@ class Tokenizer:
     @cached_property
     def is_bytes(self) -> bool:
         """Whether it is bytes by design: none of its tokens is longer than a byte, but for those added by hand."""
-        added = self._inner.get_added_tokens_decoder()
-        return all(len(self.bytes_of(id)) <= 1 for id in range(self.vocab_size) if id not in added)
+        return all(len(self.bytes_of(id)) <= 1 for id in range(self.vocab_size) if id not in self._added)
 
     @cached_property
     def specials(self) -> dict[int, str]:
         """Special tokens by id."""
         return {id: t.content for id, t in self._inner.get_added_tokens_decoder().items() if t.special}
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        """Tokens that were added to the vocabulary, specials among them, by id: they are spelled as they are."""
+        return {id: token.content for id, token in self._inner.get_added_tokens_decoder().items()}
 
     @cached_property
     def roles(self) -> Roles:
