@@ -74,7 +74,6 @@ def _translated(model: Model, source: Side) -> Inputs:
         [model.start] * len(source.tokens),
         GREEDY,
         max_new_tokens=min(model.config.max_len - 1, 2 * source.ids.shape[1] + 16),
-        stop_ids=() if model.tokenizer is None else model.tokenizer.roles.stops,
         source=[row for row in source.padding.real_rows(source.ids)],
     )
     rows = [[*model.start, *row] for row in made.trimmed]

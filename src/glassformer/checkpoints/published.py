@@ -11,6 +11,7 @@ import torch
 
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names, trained_length
+from glassformer.checkpoints.generation import rules_of
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
@@ -77,6 +78,7 @@ class PublishedFolder:
             stored=stored,
             origin=origin,
             trained_length=trained,
+            generation=rules_of(self.folder, self.said, ours),
         )
 
     def check(self, weights_only: bool = False) -> None:

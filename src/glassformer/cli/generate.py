@@ -96,7 +96,7 @@ def generate(
         temperature = 0.0 if loaded.reads_pairs else 1.0
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     inputs = _inputs(loaded, given, beyond_context)
-    stops = () if tokenizer is None else tokenizer.roles.stops
+    stops = loaded.stops
     left = loaded.config.max_len - len(inputs.token_rows[0]) + 1
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, left))
     options: dict[str, Any] = {

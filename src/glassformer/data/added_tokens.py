@@ -36,9 +36,11 @@ def specials_said(said: Said) -> dict[str, Any]:
 
 
 def name_of(value: Any) -> str | None:
-    """The name of a token that is given as text, or as an object with its `content`; None for anything else."""
+    """The name of a token that is given as text, or as an object with its `content`; None for what names none."""
     name = value.get("content") if isinstance(value, Mapping) else value
-    return name if isinstance(name, str) else None
+    # half of a pair of surrogates names nothing
+    named = isinstance(name, str) and name and not any("\ud800" <= c <= "\udfff" for c in name)
+    return name if named else None
 
 
 def added_tokens(said: Said, defaults: Mapping[str, str]) -> list[Added]:
@@ -103,15 +105,16 @@ def _specials(said: Mapping[str, Any]) -> Iterator[AddedToken]:
     for key in (*NAMED, *(key for key in said if key.endswith("_token") and key not in NAMED)):
         if name_of(said.get(key)) is not None:
             yield _token(said[key], special=True)
-    several = next((said[key] for key in SEVERAL if said.get(key)), ())
-    for value in several.values() if isinstance(several, Mapping) else several:
+    several = next((said[key] for key in SEVERAL if said.get(key)), [])
+    several = [*several.values()] if isinstance(several, Mapping) else several
+    for value in several if isinstance(several, list) else [several]:
         yield _token(value, special=True)
 
 
 def _token(value: Any, special: bool) -> AddedToken:
     """Return the token that is given by its name, or as an object with flags; one in a role is `special`."""
     name = name_of(value)
-    if not name:
+    if name is None:
         raise CheckpointError(f"a token is given as {value!r}: a name, or an object with its content, belongs there.")
     flags = {flag: value[flag] for flag in _FLAGS if isinstance(value, Mapping) and isinstance(value.get(flag), bool)}
     return AddedToken(name, **flags | ({"special": True} if special else {}))

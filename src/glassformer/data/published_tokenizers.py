@@ -29,7 +29,7 @@ from glassformer.data.added_tokens import (
 from glassformer.data.byte_level_classes import ByteLevelClass, class_of
 from glassformer.data.tokenizer import FILE_NAME, NAMES, Roles, Tokenizer, byte_alphabet
 from glassformer.errors import CheckpointError
-from glassformer.files.reading import MOST_TOKENIZER, read_json, read_text, reason
+from glassformer.files.reading import MOST_TOKENIZER, read_object, read_text
 
 BY_NAME = (CONFIG_FILE, MAP_FILE, ADDED_FILE)
 BY_ID = ("generation_config.json", "config.json")
@@ -70,7 +70,7 @@ def lack_of_tokenizer(folder: str | Path) -> str:
 
 def _found(folder: Path) -> Tokenizer | str:
     """Return a folder's tokenizer, or why its files give none; empty if there are no files of a kind that is read."""
-    said = {name: _object(folder / name) for name in (*BY_NAME, *BY_ID)}
+    said = {name: read_object(folder / name, MOST_TOKENIZER) for name in (*BY_NAME, *BY_ID)}
     defaults: Mapping[str, str] = {}
     try:
         if (folder / FILE_NAME).exists():
@@ -131,13 +131,13 @@ def _is_byte_level(folder: Path) -> bool:
     """Whether vocab.json and merges.txt are there, of words made of bytes: other BPEs need what they do not say."""
     if not (folder / VOCABULARY).exists() or not (folder / MERGES).exists():
         return False
-    return all(byte in _object(folder / VOCABULARY) for byte in byte_alphabet())
+    return all(byte in read_object(folder / VOCABULARY, MOST_TOKENIZER) for byte in byte_alphabet())
 
 
 def _from_merges(folder: Path, kind: ByteLevelClass, space: bool) -> tokenizers.Tokenizer:
     """Return the BPE over bytes that a class makes of two files."""
     try:
-        vocabulary = {str(word): int(id) for word, id in _object(folder / VOCABULARY).items()}
+        vocabulary = {str(word): int(id) for word, id in read_object(folder / VOCABULARY, MOST_TOKENIZER).items()}
         lines = read_text(folder / MERGES, MOST_TOKENIZER).splitlines()
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
         return kind.build(vocabulary, [(a, b) for a, b in pairs], space)
@@ -158,18 +158,3 @@ def _put_around(inner: tokenizers.Tokenizer, roles: tuple[str | None, str | None
     template = [*(name for name, _ in begin), "$A", *(name for name, _ in end)]
     inner.post_processor = processors.TemplateProcessing(template, special_tokens=[*begin, *end])
     return ""
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file, an empty one if there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        found = read_json(path, MOST_TOKENIZER)
-    except OSError as error:
-        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
-    except ValueError as error:
-        raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f'"{path}" holds a {type(found).__name__} where an object belongs.')
-    return found

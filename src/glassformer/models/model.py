@@ -16,6 +16,7 @@ from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
+from glassformer.models.generation_rules import NO_RULES
 from glassformer.models.output_layer import OutputLayer
 from glassformer.models.reading import Inputs, read, tokenizer_for
 from glassformer.models.stack import Stack, site_table
@@ -150,7 +151,7 @@ class Model(nn.Module):
     family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates
     of the stream mean, where each does by itself; runs label the axis `d_model` with them. `trained_length` is
     how many tokens the longest rows of its training had, None if nobody says; what it can be given, `max_len`, may be
-    more.
+    more. `generation` is what a published checkpoint says of generating.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -172,6 +173,7 @@ class Model(nn.Module):
         self.no_tokenizer = ""
         self.origin: Any = None
         self.trained_length: int | None = None
+        self.generation = NO_RULES
         self.name = name
         self._coordinate_names: tuple[str, ...] = ()
 
@@ -238,6 +240,12 @@ class Model(nn.Module):
     def continues(self) -> bool:
         """Whether it goes on from one text, as decoders do."""
         return self.generates and not self.reads_pairs
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Tokens that end a text: those of the tokenizer, and those that a published checkpoint names."""
+        of_tokenizer = () if self.output_tokenizer is None else self.output_tokenizer.roles.stops
+        return tuple(dict.fromkeys((*of_tokenizer, *self.generation.stops)))
 
     @property
     def start(self) -> tuple[int, ...]:

@@ -272,7 +272,9 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
 def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizers: Mapping[str, Tokenizer]) -> str:
     written = [*weights, *(TOKENIZERS[name] for name in tokenizers)]
     digests = {name: sha256_of(place / name) for name in written}
-    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length)
+    return envelope(
+        checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length, checkpoint.generation
+    )
 
 
 def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
