@@ -33,7 +33,7 @@ def model_of(name: str, opening: Opening) -> Any:
             model.tokenizer is not None,
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
-        model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+        model.tokenizer = model.tokenizer.adding({"on": True, "off": False, "in-text": "in-text"}[specials])
     for name in ("tokenizer", "source_tokenizer") if opening.allow_unknown else ():
         tokenizer = getattr(model, name)
         if tokenizer is not None and not tokenizer.allows_unknown:

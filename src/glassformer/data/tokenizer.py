@@ -34,6 +34,7 @@ from glassformer.provenance import Note
 from glassformer.words import sentence
 
 FILE_NAME = "tokenizer.json"
+NAMED = 8  # names that a note lists
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 NAMES = {
     "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
@@ -47,6 +48,8 @@ _CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
 
 
 Reading = Literal["prompt", "opening", "source", "target"]
+# special tokens around a text: as made or published, always, never, or only those whose names it holds
+Specials = bool | Literal["in-text"] | None
 
 
 @dataclass(frozen=True)
@@ -147,17 +150,19 @@ class Tokenizer:
         """Return what must be known of tokens that are no words of the vocabulary, as `notes` does."""
         return mark_notes(marked, side, model, _in_folder)
 
-    def adding(self, specials: bool | None, in_text: bool = False) -> Self:
+    def adding(self, specials: Specials, in_text: bool = False) -> Self:
         """A tokenizer that differs in what it does about special tokens.
 
         Args:
             specials: Put them around a text: as made or published (None), never (False), or always (True): the
-                beginning token then, where none would be added.
+                beginning token then, where none would be added. With "in-text" none are put around it, and names in
+                it stand for tokens, as with `in_text`.
             in_text: Names of specials in a text stand for the tokens, as in transformers; a conversation that brings
                 its own marks needs that.
         """
         found = copy.copy(self)
-        found._adds, found._specials_in_text = specials, in_text
+        found._adds = False if specials == "in-text" else specials
+        found._specials_in_text = in_text or specials == "in-text"
         return found
 
     def allowing_unknown(self) -> Self:
@@ -173,6 +178,28 @@ class Tokenizer:
         found = copy.copy(self)
         found._specials_in_text = True
         return found
+
+    def notes_on_names(self, texts: Iterable[str], side: str = "text") -> tuple[Note, ...]:
+        """Note on names of special tokens that texts hold and that are read as letters: one, or none.
+
+        Args:
+            texts: The texts.
+            side: What they are called.
+        """
+        held = {name: text for text in texts for name in self.specials.values() if name and name in text}
+        # pieces of a Unigram are found by their names, and are the tokens
+        names = [name for name, text in held.items() if self._inner.token_to_id(name) not in self.encode(text)]
+        if not names:
+            return ()
+        listed = " ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
+        seen = sentence(
+            "The {side} holds the name of a special token, {names}, which was read as letters."
+            if len(names) == 1
+            else "The {side} holds names of special tokens, {names}, which were read as letters.",
+            side=sentence(side),
+            names=listed,
+        )
+        return (Note(seen, "", sentence('To mean the tokens: specials="in-text"; --specials in-text.')),)
 
     def around(self, reading: Reading = "prompt") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The special tokens put in front of a text and behind it.

@@ -12,7 +12,7 @@ from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
-from glassformer.data.tokenizer import Tokenizer
+from glassformer.data.tokenizer import Specials, Tokenizer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
@@ -257,7 +257,7 @@ class Model(nn.Module):
         given: Any,
         *,
         source: Any = None,
-        specials: bool | None = None,
+        specials: Specials = None,
         lengths: Any = None,
         mask: Any = None,
         allow_unknown: bool = False,
@@ -271,8 +271,8 @@ class Model(nn.Module):
             given: A text, token ids (a list, or a tensor of one or two axes), several texts or rows of ids of any
                 lengths, which are padded on the right, or a `Batch`; of a model that reads pairs, the target.
             source: What the encoder of a model that reads pairs reads, likewise.
-            specials: Put special tokens around a text always (True) or never (False); by default as the tokenizer was
-                made or published.
+            specials: Put special tokens around a text always (True) or never (False), or take those whose names the
+                text holds and no others ("in-text"); by default as the tokenizer was made or published.
             lengths: Real tokens in each row of ids (of `source`, if there is one) that are padded on the right.
             mask: 1 for each real id and 0 for padding, on either side, in place of lengths.
             allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of
