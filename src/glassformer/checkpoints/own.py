@@ -23,6 +23,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
+from glassformer.data.chat_template import ChatTemplate
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.files import json_text
 from glassformer.files.packaged import CONFIG
@@ -106,6 +107,8 @@ def envelope(
     for name, tokenizer in (tokenizers or {}).items():
         if tokenizer.published is not None:
             said[name] = tokenizer.published.to_dict()
+        if tokenizer.chat is not None:
+            said.setdefault("chat", {})[name] = tokenizer.chat.to_dict()
     if trained_length is not None:
         said["trained_length"] = trained_length
     if generation != NO_RULES:
@@ -242,7 +245,10 @@ class OwnFolder:
         _require(path, text[:16], len(text), sha256(text), self.digests[path.name])
         try:
             roles = None if (said := self.said.get(name)) is None else Roles.from_dict(said)
-            return Tokenizer.from_json(text.decode("utf-8"), roles)
+            made = Tokenizer.from_json(text.decode("utf-8"), roles)
+            template = self.said.get("chat", {}).get(name)
+            made.chat = None if template is None else ChatTemplate.from_dict(template)
+            return made
         except ConfigError as error:
             raise CheckpointError(f'"{self.path}": {error}') from error
         except UnicodeDecodeError as error:
@@ -262,7 +268,7 @@ def _check_envelope(said: Any, path: Path) -> None:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", "generation", *TOKENIZERS}),
+        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", "generation", "chat", *TOKENIZERS}),
         *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:

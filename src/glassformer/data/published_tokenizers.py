@@ -27,9 +27,10 @@ from glassformer.data.added_tokens import (
     specials_said,
 )
 from glassformer.data.byte_level_classes import ByteLevelClass, class_of
+from glassformer.data.chat_template import FIELD, FILE as TEMPLATE, ChatTemplate, chat_template
 from glassformer.data.tokenizer import FILE_NAME, NAMES, Roles, Tokenizer, byte_alphabet
 from glassformer.errors import CheckpointError
-from glassformer.files.reading import MOST_TOKENIZER, read_object, read_text
+from glassformer.files.reading import MOST_JSON, MOST_TOKENIZER, read_object, read_text, reason
 
 BY_NAME = (CONFIG_FILE, MAP_FILE, ADDED_FILE)
 BY_ID = ("generation_config.json", "config.json")
@@ -93,7 +94,20 @@ def _found(folder: Path) -> Tokenizer | str:
         raise CheckpointError(f'"{folder}": {error}') from error
     if wrong:
         return wrong
-    return Tokenizer(inner, _roles(Tokenizer(inner), said, defaults), text)
+    made = Tokenizer(inner, _roles(Tokenizer(inner), said, defaults), text)
+    made.chat = _chat(folder, said, {**defaults, **specials_said(said)})
+    return made
+
+
+def _chat(folder: Path, said: Said, specials: Mapping[str, Any]) -> ChatTemplate | None:
+    """Return the chat template of a folder, if it has one."""
+    names = {role: name for role, value in specials.items() if role.endswith("_token") and (name := name_of(value))}
+    path = folder / TEMPLATE
+    try:
+        file = read_text(path, MOST_JSON) if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
+    return chat_template(said[CONFIG_FILE].get(FIELD), file, names)
 
 
 def _room(said: Said) -> int | None:

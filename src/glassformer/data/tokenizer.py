@@ -26,6 +26,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
+from glassformer.data.chat_template import ChatTemplate
 from glassformer.data.marks import Marks, check_known, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, outside_vocabulary
 from glassformer.files import json_text
@@ -87,7 +88,7 @@ class Tokenizer:
         text: The tokenizer.json it comes from, which `to_json` then gives back as it was.
 
     `allows_unknown` says whether a model may be given a text of which more than half is outside the vocabulary, or is
-    single bytes of characters that it learnt no token for.
+    single bytes of characters that it learnt no token for. `chat` is the chat template that came with it, if one did.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, published: Roles | None = None, text: str | None = None) -> None:
@@ -98,6 +99,7 @@ class Tokenizer:
         self._adds: bool | None = None
         self._specials_in_text = False
         self.allows_unknown = False
+        self.chat: ChatTemplate | None = None
 
     @checked
     def encode(self, text: str) -> list[int]:
