@@ -153,6 +153,7 @@ def test_rules_hold_in_batches_searches_and_serving_and_in_our_own_files(tmp_pat
         ({"forced_eos_token_id": VOCAB}, GREEDY, [f"forced_eos_token_id={VOCAB}"]),
         ({"bad_words_ids": [7]}, GREEDY, ["bad_words_ids=[7]"]),
         ({"do_sample": True, "temperature": -1}, GREEDY, ["temperature=-1"]),
+        ({"do_sample": True, "top_k": [5]}, GREEDY, ["top_k=[5]"]),
         ({}, GREEDY, []),
     ],
 )

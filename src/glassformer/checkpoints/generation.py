@@ -114,7 +114,7 @@ def _sampling(said: Mapping[str, Any], not_done: dict[str, Any]) -> Sampling | N
         penalty = given.get("repetition_penalty", 1.0)
         given = {} if penalty == 1.0 else {"temperature": 0.0, "repetition_penalty": penalty}
     # as transformers writes that a filter is off
-    given = {name: value for name, value in given.items() if (name, value) not in {("top_k", 0), ("top_p", 1.0)}}
+    given = {name: value for name, value in given.items() if (name, value) not in [("top_k", 0), ("top_p", 1.0)]}
     if not given and said.get("do_sample") is not True:
         return None
     try:
