@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         EncoderConfig,
         EncoderDecoder,
         EncoderDecoderConfig,
+        chat,
         generate,
     )
     from glassformer.trace import Add, Apply, At, Place, Project, Read, Scale, Set, Take, Tape
@@ -42,6 +43,7 @@ _HOMES = {
         "EncoderConfig",
         "EncoderDecoder",
         "EncoderDecoderConfig",
+        "chat",
         "generate",
     ),
     "trace": ("Add", "Apply", "At", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
@@ -83,6 +85,7 @@ __all__ = [
     "Spec",
     "Take",
     "Tape",
+    "chat",
     "circuits",
     "explain",
     "foreign",

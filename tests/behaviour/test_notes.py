@@ -18,7 +18,7 @@ from glassformer.cli.options import Opening
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
-from glassformer.errors import CheckpointError, DataError, TextError
+from glassformer.errors import CheckpointError, DataError, TextError, WrongArgument
 from glassformer.labelled import Labelled, Result
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
 from glassformer.provenance import Note, distinct, gathered, length_note, outgrown_note, tell
@@ -461,3 +461,20 @@ def test_a_lens_has_a_line_where_training_ended(trained: int | None, opened: Ope
     table = opened(sample("lens"), model_of(trained)).locator("table.lenses")
     columns = table.locator(".beyond").evaluate_all("all => all.map(cell => cell.cellIndex - 1)")
     assert columns == ([] if trained is None else [trained] * table.locator("tr").count())
+
+
+def test_a_name_of_a_special_token_that_is_read_as_letters_is_told_with_the_way_to_mean_it() -> None:
+    model = DecoderConfig(vocab_size=259, d_model=8, layers=(), max_len=64).build()
+    model.tokenizer = bytes_tokenizer(["<bos>", "<|user|>"])
+    told = [str(note) for note in gf.run(model, "<|user|>hi").notes if "as letters" in str(note)]
+    assert told == [
+        "The text holds the name of a special token, <|user|>, which was read as letters. "
+        'To mean the tokens: specials="in-text"; --specials in-text.'
+    ]
+    several = said(gf.run(model, ["a <bos>", "<|user|>", "b"]))
+    assert "The text holds names of special tokens, <bos> <|user|>, which were read as letters." in several
+    meant = gf.run(model, "<bos><|user|>hi", specials="in-text")
+    assert meant.ids.tolist() == [[256, 257, *b"hi"]] and not meant.notes
+    assert not [note for note in gf.run(model, "hi < |user|>").notes if "as letters" in note.seen]
+    with pytest.raises(WrongArgument, match="specials"):
+        gf.run(model, "hi", specials="in text")

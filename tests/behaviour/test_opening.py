@@ -279,6 +279,7 @@ def test_words_and_merges_that_are_special_or_too_large_are_refused(
 ) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({byte: i for i, byte in enumerate(byte_alphabet())}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     found = published(tmp_path)
     assert found is not None and found.vocab_size == 256
     (tmp_path / name).unlink()

@@ -1,6 +1,7 @@
 """Ids of published tokenizers against transformers' AutoTokenizer, on files made here."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from glassformer.data import published
+from glassformer.data import lack_of_tokenizer, published
+from one_pass import in_one_pass
 
 TEXTS = [
     "the cat sat on the mat, and didn't move",
@@ -145,16 +147,136 @@ def test_a_published_tokenizer_gives_the_ids_of_transformers(kind, tmp_path: Pat
             assert getattr(ours, role) == getattr(theirs, f"{role}_token_id")
 
 
-@pytest.mark.parametrize("told", [{}, {"add_bos_token": True}], ids=["plain", "opened"])
-def test_vocabulary_and_merges_make_the_tokenizer_that_transformers_makes_of_them(told, tmp_path: Path) -> None:
+AWKWARD = [
+    *TEXTS, "I've 2024, we'LL 1234567  cats\r\n\n it's", "cafe\u0301 \u00e9", "naïve<|end|>  <mask> </s>x", "word",
+]  # fmt: skip
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
+END = FLAGS | {"content": "<|end|>", "special": True, "normalized": False, "rstrip": True}
+WORD = FLAGS | {"content": "naïve", "special": False, "normalized": True}
+SIX = {
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
+    "cls_token": "<s>", "mask_token": {"__type": "AddedToken"} | END | {"content": "<mask>", "lstrip": True},
+}  # fmt: skip
+FIRST = ["<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|padding|>"]
+
+
+def two_files(folder: Path, told: dict[str, Any], **others: Any) -> int:
+    """Write vocabulary and merges, what lies beside them, and files of other names; return the vocabulary's size."""
+    made = json.loads(bytes_bpe(FIRST).to_str())["model"]
+    merges = "\n".join(" ".join(pair) for pair in made["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    files = {"vocab": made["vocab"], "tokenizer_config": told} | others
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return len(made["vocab"])
+
+
+def require_the_same(folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    made = json.loads(gpt2()[0].to_str())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(made["vocab"]))
-    merges = "\n".join(" ".join(pair) for pair in made["merges"])
-    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"} | told))
-    theirs, ours = AutoTokenizer.from_pretrained(str(tmp_path)), published(tmp_path)
-    assert ours is not None and ours.bos == theirs.bos_token_id
-    for text in TEXTS:
-        assert [*ours.around()[0], *ours.encode(text)] == theirs(text)["input_ids"]
+    theirs, ours = AutoTokenizer.from_pretrained(str(folder)), published(folder)
+    assert ours is not None, lack_of_tokenizer(folder)
+    begin, end = ours.around()
+    meant = ours.adding(None, in_text=True)
+    for text in AWKWARD:
+        assert [*begin, *meant.encode(text), *end] == theirs(text)["input_ids"], text
+    for role in ("bos", "eos", "pad", "mask"):
+        if getattr(theirs, f"{role}_token_id") is not None:
+            assert getattr(ours.roles, role) == getattr(theirs, f"{role}_token_id"), role
+    assert ours.specials == {id: one.content for id, one in theirs.added_tokens_decoder.items() if one.special}
+
+
+CLASSES_SAID = [
+    {"tokenizer_class": "GPT2Tokenizer"},
+    {"tokenizer_class": "GPT2TokenizerFast", "add_bos_token": True, "bos_token": "</s>"},
+    {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True, "additional_special_tokens": ["<unk>"]},
+    {"tokenizer_class": "CodeGenTokenizer", "eos_token": {"__type": "AddedToken"} | END},
+    {"tokenizer_class": "GPTNeoXTokenizer", "add_eos_token": True, "dropout": None},
+    {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "errors": "replace"},
+    {"tokenizer_class": "RobertaTokenizer"},
+    {"tokenizer_class": "BartTokenizer", "add_prefix_space": True} | SIX,
+    {"tokenizer_class": "LongformerTokenizerFast"} | SIX,
+]
+
+
+@in_one_pass
+@pytest.mark.parametrize("told", CLASSES_SAID, ids=lambda told: told["tokenizer_class"])
+def test_two_files_are_read_as_their_class_does(told) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        size = two_files(folder, told)
+        require_the_same(folder)
+        two_files(folder, told | {"added_tokens_decoder": {str(size): WORD, str(size + 1): END}})
+        require_the_same(folder)
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"added_tokens": {"naïve": 330, "<|end|>": 331}, "special_tokens_map": {"eos_token": END}},
+        {"special_tokens_map": {"eos_token": "<|end|>", "pad_token": "<pad>"}},
+        {"special_tokens_map": {"bos_token": {"content": "<s>", "lstrip": True}}},
+    ],
+    ids=["added", "map", "flags"],
+)
+@pytest.mark.parametrize("whole", [False, True], ids=["two files", "tokenizer.json"])
+def test_tokens_that_files_beside_a_vocabulary_add_are_tokens(beside, whole: bool) -> None:
+    told = {"tokenizer_class": "PreTrainedTokenizerFast" if whole else "GPT2Tokenizer", "eos_token": "</s>"}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        size = two_files(folder, told, **beside)
+        if "added_tokens" in beside:
+            two_files(folder, told, **beside | {"added_tokens": {"naïve": size, "<|end|>": size + 1}})
+        if whole:
+            bytes_bpe(FIRST).save(str(folder / "tokenizer.json"))
+        require_the_same(folder)
+
+
+@pytest.mark.parametrize("model, same_as", [("qwen3", "Qwen2Tokenizer"), ("gptj", "GPT2Tokenizer")])
+def test_the_kind_of_model_says_the_class_where_no_file_does(model: str, same_as: str, tmp_path: Path) -> None:
+    two_files(tmp_path, {}, config={"model_type": model})
+    require_the_same(tmp_path)
+    silent = published(tmp_path)
+    two_files(tmp_path, {"tokenizer_class": same_as})
+    said = published(tmp_path)
+    assert silent is not None and said is not None and silent.to_json() == said.to_json()
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({}, "no file says of which class"),
+        ({"tokenizer_class": "WhisperTokenizer"}, "is a WhisperTokenizer, which is not known here"),
+        ({"tokenizer_class": "GPT2Tokenizer", "dropout": 0.1}, '"dropout": 0.1, which is not known here'),
+        ({"tokenizer_class": "GPT2Tokenizer", "auto_map": {"AutoTokenizer": ["a.b", None]}}, "code of its own"),
+        ({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"9999": END}}, "said to be token 9999"),
+    ],
+)
+def test_two_files_that_are_not_understood_give_no_tokenizer_and_the_reason(told, why: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        two_files(folder, told)
+        assert published(folder) is None
+        assert why in lack_of_tokenizer(folder) and "AutoTokenizer" in lack_of_tokenizer(folder)
+
+
+def test_a_special_that_the_model_has_no_vector_for_is_not_added(tmp_path: Path) -> None:
+    told = {"tokenizer_class": "GPT2Tokenizer", "pad_token": "[more]"}
+    size = two_files(tmp_path, told, config={"vocab_size": 0})
+    two_files(tmp_path, told, config={"vocab_size": size})
+    ours = published(tmp_path)
+    assert ours is not None and ours.vocab_size == size and ours.pad is None
+
+
+def test_added_tokens_of_a_byte_level_vocabulary_are_shown_and_decoded_as_they_are(tmp_path: Path) -> None:
+    inner = bytes_bpe([])
+    inner.add_tokens(["naïve", "Ödé"])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    ours = published(tmp_path)
+    assert ours is not None
+    ids = ours.encode("a naïve Ödé café")
+    assert "naïve" in ours.tokens(ids) and "Ödé" in ours.tokens(ids)
+    assert ours.decode(ids) == "a naïve Ödé café"
+    assert b"".join(ours.bytes_of(id) for id in ids).decode() == "a naïve Ödé café"

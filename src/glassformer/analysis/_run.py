@@ -22,6 +22,7 @@ from glassformer.analysis.coordinates import refuse_padding
 from glassformer.analysis.prepare import prepare
 from glassformer.arguments import checked
 from glassformer.data import Marks
+from glassformer.data.tokenizer import Specials
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
 from glassformer.files import json_text, tensors_in, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
@@ -468,7 +469,7 @@ def run(
     *,
     read: Iterable[str | Read | Callable[..., Any]] | str | Read | Callable[..., Any] = (),
     edit: Iterable[EditLike] | EditLike | Mapping[str, Callable[[Tensor], Tensor]] = (),
-    specials: bool | None = None,
+    specials: Specials = None,
     lengths: Any = None,
     mask: Any = None,
     allow_unknown: bool = False,
@@ -491,8 +492,8 @@ def run(
             a part or a reduced value, and analyses of one pass, which stand for what they read; see `Tape` for several
             reads of one site.
         edit: An edit or several, or pairs of a site and a plain function.
-        specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
-            the tokenizer was made or published.
+        specials: Put special tokens around a text always (True) or never (False), or take those whose names the text
+            holds and no others ("in-text"), see `Tokenizer.adding`; by default as the tokenizer was made or published.
         lengths: Real tokens in each row of ids, if they are padded on the right.
         mask: 1 for each real id and 0 for padding, on the right or on the left, in place of lengths. What a row gives
             at its real tokens is what it gives alone; values at padding mean nothing. A module that is not ours is told

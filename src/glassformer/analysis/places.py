@@ -137,8 +137,7 @@ def position_in(run: Run, position: int | None) -> int:
     assert run.ids is not None, "a run of one of our models has ids"
     last = run.place(asked_position(run.model, run.ids[0]))
     if run.source_ids is not None and last > 0 and run.logits is not None:
-        tokenizer = run.model.output_tokenizer
-        ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
+        ended = int(run.logits[0, last].argmax()) in run.model.stops
         return last - 1 if ended else last
     return last
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
+from glassformer.data.tokenizer import Specials
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
 from glassformer.models import GREEDY, Model, ModelLike, ModuleLike, generate
 from glassformer.models.padding import WHOLE, Padding
@@ -30,7 +31,7 @@ from glassformer.models.reading import (
     tokenizer_of,
 )
 from glassformer.numerics.placement import place_of
-from glassformer.provenance import tell
+from glassformer.provenance import Note, tell
 from glassformer.trace import Foreign
 
 
@@ -39,7 +40,7 @@ def prepare(
     inputs: Any,
     target: Any = None,
     *,
-    specials: bool | None = None,
+    specials: Specials = None,
     lengths: Any = None,
     mask: Any = None,
     allow_unknown: bool = False,
@@ -74,7 +75,6 @@ def _translated(model: Model, source: Side) -> Inputs:
         [model.start] * len(source.tokens),
         GREEDY,
         max_new_tokens=min(model.config.max_len - 1, 2 * source.ids.shape[1] + 16),
-        stop_ids=() if model.tokenizer is None else model.tokenizer.roles.stops,
         source=[row for row in source.padding.real_rows(source.ids)],
     )
     rows = [[*model.start, *row] for row in made.trimmed]
@@ -194,7 +194,7 @@ def _foreign(
     model: ModuleLike,
     inputs: Any,
     *,
-    specials: bool | None,
+    specials: Specials,
     lengths: Any,
     mask: Any,
     allow_unknown: bool,
@@ -203,6 +203,7 @@ def _foreign(
     if inputs is None:
         raise ShapeMismatch("expected a text, token ids or the arguments that the module takes; found None.")
     tokenizer, text = tokenizer_of(model), inputs if isinstance(inputs, str) else None
+    named: tuple[Note, ...] = ()
     if isinstance(inputs, Batch):
         require_unsaid(lengths, mask)
         inputs = _rows_of_batch(model, inputs)
@@ -213,6 +214,7 @@ def _foreign(
             raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
         reader = tokenizer_for(model, tokenizer, specials)
         ids = encode(reader, text, allow_unknown=allow_unknown, model=getattr(model, "name", ""))
+        named = reader.notes_on_names([text])
         inputs = torch.tensor([ids], device=place_of(model))
     args, kwargs, real = (), dict[str, Any](), None
     if isinstance(inputs, Mapping):
@@ -227,7 +229,8 @@ def _foreign(
         # what the module makes of a mask with holes is its own affair
         with contextlib.suppress(ShapeMismatch):
             padded = Padding.masked(ids, real)
-    side = dataclasses.replace(Side.of(tokenizer, ids, padded, model=getattr(model, "name", "")), text=text)
+    side = Side.of(tokenizer, ids, padded, model=getattr(model, "name", ""))
+    side = dataclasses.replace(side, text=text, odd=(*side.odd, *named))
     return Inputs(side, None, args, kwargs, notes=notes_of(model, side))
 
 

@@ -21,7 +21,8 @@ from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.files.packaged import CONFIG
-from glassformer.models import ModelConfig
+from glassformer.models import Model, ModelConfig
+from glassformer.models.generation_rules import NO_RULES, GenerationRules
 from glassformer.numerics.decompositions import is_finite
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 
@@ -46,6 +47,7 @@ class Checkpoint:
         stored: The name in the files of each tensor that the parts name.
         origin: Family and config, for a published layout.
         trained_length: Tokens of the longest rows the model was trained on; None if the folder does not say.
+        generation: What the folder says of generating.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class Checkpoint:
     stored: Mapping[str, str]
     origin: Origin | None = None
     trained_length: int | None = None
+    generation: GenerationRules = NO_RULES
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -118,6 +121,10 @@ class Checkpoint:
             "allow_nonfinite=True); on the command line --allow-nonfinite."
         )
 
+    def tell(self, model: Model) -> None:
+        """Let a model know what else the folder says of it."""
+        model.origin, model.trained_length, model.generation = self.origin, self.trained_length, self.generation
+
     def fill(
         self,
         dtype: NumberType | None = None,
@@ -150,7 +157,7 @@ class Checkpoint:
                 # looking at them has brought their pages into memory
                 self.files.release(self.stored_as(name))
             place(self.model, name, value)
-        self.model.origin, self.model.trained_length = self.origin, self.trained_length
+        self.tell(self.model)
         return self.model.eval()
 
 

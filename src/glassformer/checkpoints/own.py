@@ -23,11 +23,13 @@ from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
+from glassformer.data.chat_template import ChatTemplate
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.files import json_text
 from glassformer.files.packaged import CONFIG
 from glassformer.files.reading import MOST_TOKENIZER, opened, read, reason
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
+from glassformer.models.generation_rules import NO_RULES, GenerationRules
 from glassformer.numerics.placement import NumberType, number_type
 
 FORMAT = 1
@@ -64,7 +66,7 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
     contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
     digests = {name: sha256(content) for name, content in contents.items()}
     # the envelope goes last: a folder without it is no model yet
-    said = envelope(model.config, digests, model.origin, tokenizers, model.trained_length)
+    said = envelope(model.config, digests, model.origin, tokenizers, model.trained_length, model.generation)
     return files.write_all(folder, contents | {CONFIG: said})
 
 
@@ -86,6 +88,7 @@ def envelope(
     origin: Origin | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     trained_length: int | None = None,
+    generation: GenerationRules = NO_RULES,
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -95,6 +98,7 @@ def envelope(
         origin: Where the model came from.
         tokenizers: Its tokenizers by attribute, whose special tokens their files do not tell.
         trained_length: Tokens of the longest rows it was trained on.
+        generation: What it says of generating.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
@@ -103,8 +107,12 @@ def envelope(
     for name, tokenizer in (tokenizers or {}).items():
         if tokenizer.published is not None:
             said[name] = tokenizer.published.to_dict()
+        if tokenizer.chat is not None:
+            said.setdefault("chat", {})[name] = tokenizer.chat.to_dict()
     if trained_length is not None:
         said["trained_length"] = trained_length
+    if generation != NO_RULES:
+        said["generation"] = generation.to_dict()
     return json_text(said, indent=1)
 
 
@@ -160,6 +168,18 @@ class OwnFolder:
         """Tokens of the longest rows the model was trained on; None in folders that do not say."""
         return self.said.get("trained_length")
 
+    @property
+    def generation(self) -> GenerationRules:
+        """What it says of generating; no rules in folders that say nothing.
+
+        Raises:
+            CheckpointError: It says what are no rules.
+        """
+        try:
+            return GenerationRules.from_dict(self.said.get("generation", {}))
+        except ConfigError as error:
+            raise CheckpointError(f'"{self.path}": {error}') from error
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, nothing read but headers; contents are not checked, see `check`.
 
@@ -181,6 +201,7 @@ class OwnFolder:
             stored=stored,
             origin=self.origin,
             trained_length=self.trained_length,
+            generation=self.generation,
         )
 
     def check(self, weights_only: bool = False) -> None:
@@ -224,7 +245,10 @@ class OwnFolder:
         _require(path, text[:16], len(text), sha256(text), self.digests[path.name])
         try:
             roles = None if (said := self.said.get(name)) is None else Roles.from_dict(said)
-            return Tokenizer.from_json(text.decode("utf-8"), roles)
+            made = Tokenizer.from_json(text.decode("utf-8"), roles)
+            template = self.said.get("chat", {}).get(name)
+            made.chat = None if template is None else ChatTemplate.from_dict(template)
+            return made
         except ConfigError as error:
             raise CheckpointError(f'"{self.path}": {error}') from error
         except UnicodeDecodeError as error:
@@ -244,7 +268,7 @@ def _check_envelope(said: Any, path: Path) -> None:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", *TOKENIZERS}),
+        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", "generation", "chat", *TOKENIZERS}),
         *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:

@@ -20,6 +20,7 @@ from glassformer.checkpoints.families import (
     stored_names,
     trained_length,
 )
+from glassformer.checkpoints.generation import rules_of
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
@@ -93,6 +94,7 @@ class PublishedFolder:
             stored=stored,
             origin=origin,
             trained_length=trained,
+            generation=rules_of(self.folder, self.said, ours),
         )
 
     def check(self, weights_only: bool = False) -> None:

@@ -67,7 +67,7 @@ def streamed(
         _leave(model.get_submodule(block), Forgetting, reader, {})
     # at the top too, so that a change of type is refused before any of it is made
     _leave(model, Parameters, reader, {})
-    model.origin, model.trained_length = checkpoint.origin, checkpoint.trained_length
+    checkpoint.tell(model)
     return model.eval()
 
 

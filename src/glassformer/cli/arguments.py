@@ -33,7 +33,7 @@ def model_of(name: str, opening: Opening) -> Any:
             model.tokenizer is not None,
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
-        model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+        model.tokenizer = model.tokenizer.adding({"on": True, "off": False, "in-text": "in-text"}[specials])
     for name in ("tokenizer", "source_tokenizer") if opening.allow_unknown else ():
         tokenizer = getattr(model, name)
         if tokenizer is not None and not tokenizer.allows_unknown:
@@ -101,13 +101,22 @@ def text_of(given: str) -> str:
         ) from error
 
 
-def prompt_of(model: "ModelLike", given: str) -> str | list[int]:
+def prompt_of(model: "ModelLike", given: str, chat: bool = False) -> str | list[int]:
     """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
 
+    Args:
+        model: The model.
+        given: What was typed.
+        chat: It is what a user says; the ids are those of the conversation, up to where an answer begins.
+
     Raises:
-        TextError: The model has no tokenizer and this is no list of ids.
+        TextError: The model has no tokenizer and this is no list of ids, or it has no chat template.
     """
     text = text_of(given)
+    if chat:
+        from glassformer.models import chat as conversation
+
+        return conversation(model, [{"role": "user", "content": text}])
     if model.tokenizer is not None:
         return text
     try:

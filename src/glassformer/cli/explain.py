@@ -33,6 +33,7 @@ def explain(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    chat: bool = False,
     all: bool = False,
     *,
     opening: Opening,
@@ -59,6 +60,7 @@ def explain(
         top_k: Sampling: keep this many tokens.
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
         seed: Sampling: seed of the draw.
+        chat: Read the text as what a user says, by the model's chat template.
         all: Print everything that was found.
     """
     from glassformer import analysis
@@ -72,7 +74,9 @@ def explain(
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = model_of(model, opening)
-    given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
+    given: str | list[int] = EXAMPLES.get(loaded.name, PYTHON)
+    if text is not None or chat:
+        given = prompt_of(loaded, given if text is None else text, chat)
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )

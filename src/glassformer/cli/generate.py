@@ -43,6 +43,7 @@ def generate(
     ablate: tuple[str, ...] = (),
     steer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[SITE=FILE:NAME*FACTOR ...]")] = (),
     read: tuple[str, ...] = (),
+    chat: bool = False,
     json: Path | None = None,
     *,
     opening: Opening,
@@ -75,6 +76,7 @@ def generate(
         steer: Vectors, from safetensors files, that are added at a site; a factor of 1 and the name of a file's only
             tensor may be left out.
         read: Sites, or heads' (L1H6.pattern), that are recorded in --json.
+        chat: Read the text as what a user says, by the model's chat template, and print the answer alone.
         json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
             printed when it is whole.
     """
@@ -91,12 +93,12 @@ def generate(
     output = Output(json=json)
     check(output)
     loaded = model_of(model, opening)
-    given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
+    given, tokenizer = prompt_of(loaded, text, chat), loaded.tokenizer
     if temperature is None:
         temperature = 0.0 if loaded.reads_pairs else 1.0
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     inputs = _inputs(loaded, given, beyond_context)
-    stops = () if tokenizer is None else tokenizer.roles.stops
+    stops = loaded.stops
     left = loaded.config.max_len - len(inputs.token_rows[0]) + 1
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, left))
     options: dict[str, Any] = {
@@ -110,11 +112,12 @@ def generate(
     asked = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
     asked |= {"temperature": None if beams is not None else temperature}
     asked |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
+    asked |= {"chat": chat or None}
     with contextlib.redirect_stdout(sys.stderr):
         deliver("generate", loaded, asked, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs
     tell(reading)
-    if not loaded.reads_pairs:
+    if not loaded.reads_pairs and not chat:
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
     later: dict[Note, None] = {}
     new = (id for id in _noting(drawn, later) if id not in stops)

@@ -169,12 +169,15 @@ def clean_run(model: "ModelLike", pairs: Any, fitting: bool, read: Sequence[Any]
 
 
 def added_to(model: "ModelLike", pairs: Any) -> "tuple[Note, ...]":
-    """Return which specials the tokenizer added to the texts of pairs: no note on ids."""
+    """Return which specials the tokenizer added to the texts of pairs, or read as letters: no note on ids."""
     from glassformer.provenance import Note
 
-    texts = any(isinstance(pair.clean, str) for pair in pairs)
-    said = model.require_tokenizer().said("opening") if texts else ""
-    return (Note(said),) if said else ()
+    texts = [text for pair in pairs for text in (pair.clean, pair.corrupt) if isinstance(text, str)]
+    if not texts:
+        return ()
+    tokenizer = model.require_tokenizer()
+    said = tokenizer.said("opening")
+    return (*((Note(said),) if said else ()), *tokenizer.notes_on_names(texts))
 
 
 def one_source(text: str | None, pairs: Path | None, columns: Sequence[str], **alone: object) -> None:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,6 +26,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
+from glassformer.data.chat_template import ChatTemplate
 from glassformer.data.marks import Marks, check_known, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, outside_vocabulary
 from glassformer.files import json_text
@@ -33,6 +35,7 @@ from glassformer.provenance import Note
 from glassformer.words import sentence
 
 FILE_NAME = "tokenizer.json"
+NAMED = 8  # names that a note lists
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 NAMES = {
     "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
@@ -46,6 +49,8 @@ _CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
 
 
 Reading = Literal["prompt", "opening", "source", "target"]
+# special tokens around a text: as made or published, always, never, or only those whose names it holds
+Specials = bool | Literal["in-text"] | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Tokenizer:
         text: The tokenizer.json it comes from, which `to_json` then gives back as it was.
 
     `allows_unknown` says whether a model may be given a text of which more than half is outside the vocabulary, or is
-    single bytes of characters that it learnt no token for.
+    single bytes of characters that it learnt no token for. `chat` is the chat template that came with it, if one did.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, published: Roles | None = None, text: str | None = None) -> None:
@@ -94,6 +99,7 @@ class Tokenizer:
         self._adds: bool | None = None
         self._specials_in_text = False
         self.allows_unknown = False
+        self.chat: ChatTemplate | None = None
 
     @checked
     def encode(self, text: str) -> list[int]:
@@ -146,17 +152,19 @@ class Tokenizer:
         """Return what must be known of tokens that are no words of the vocabulary, as `notes` does."""
         return mark_notes(marked, side, model, _in_folder)
 
-    def adding(self, specials: bool | None, in_text: bool = False) -> Self:
+    def adding(self, specials: Specials, in_text: bool = False) -> Self:
         """A tokenizer that differs in what it does about special tokens.
 
         Args:
             specials: Put them around a text: as made or published (None), never (False), or always (True): the
-                beginning token then, where none would be added.
+                beginning token then, where none would be added. With "in-text" none are put around it, and names in
+                it stand for tokens, as with `in_text`.
             in_text: Names of specials in a text stand for the tokens, as in transformers; a conversation that brings
                 its own marks needs that.
         """
         found = copy.copy(self)
-        found._adds, found._specials_in_text = specials, in_text
+        found._adds = False if specials == "in-text" else specials
+        found._specials_in_text = in_text or specials == "in-text"
         return found
 
     def allowing_unknown(self) -> Self:
@@ -172,6 +180,28 @@ class Tokenizer:
         found = copy.copy(self)
         found._specials_in_text = True
         return found
+
+    def notes_on_names(self, texts: Iterable[str], side: str = "text") -> tuple[Note, ...]:
+        """Note on names of special tokens that texts hold and that are read as letters: one, or none.
+
+        Args:
+            texts: The texts.
+            side: What they are called.
+        """
+        held = {name: text for text in texts for name in self.specials.values() if name and name in text}
+        # pieces of a Unigram are found by their names, and are the tokens
+        names = [name for name, text in held.items() if self._inner.token_to_id(name) not in self.encode(text)]
+        if not names:
+            return ()
+        listed = " ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
+        seen = sentence(
+            "The {side} holds the name of a special token, {names}, which was read as letters."
+            if len(names) == 1
+            else "The {side} holds names of special tokens, {names}, which were read as letters.",
+            side=sentence(side),
+            names=listed,
+        )
+        return (Note(seen, "", sentence('To mean the tokens: specials="in-text"; --specials in-text.')),)
 
     def around(self, reading: Reading = "prompt") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The special tokens put in front of a text and behind it.
@@ -225,13 +255,24 @@ class Tokenizer:
     @checked
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
-        return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)
+        checked = [self._checked(i) for i in ids]
+        # the library takes letters of added tokens for bytes, where other tokens are spelled in bytes
+        apart = self._added if self._is_byte_level else {}
+        runs = groupby(checked, key=lambda i: i in apart)
+        return "".join(
+            "".join(apart[i] for i in run if i not in self.specials)
+            if added
+            else self._inner.decode(list(run), skip_special_tokens=True)
+            for added, run in runs
+        )
 
     def token(self, id: int) -> str:
         """Readable text of one token: its spaces are spaces, bytes that are no UTF-8 are `<0xHH>`."""
         text = self._inner.id_to_token(self._checked(id))
         if text is None or id in self.specials:
             return text or f"<{id}>"
+        if self._is_byte_level and id in self._added:
+            return text
         if self._is_byte_level and all(c in _BYTE_OF for c in text):
             escaped = bytes(_BYTE_OF[c] for c in text).decode("utf-8", "surrogateescape")
             return re.sub("[\udc80-\udcff]", lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", escaped)
@@ -242,6 +283,8 @@ class Tokenizer:
         text = self._inner.id_to_token(id) if 0 <= id < self.vocab_size and id not in self.specials else ""
         if not text:
             return b""
+        if self._is_byte_level and id in self._added:
+            return text.encode("utf-8", "replace")
         if self._is_byte_level and all(c in _BYTE_OF for c in text):
             return bytes(_BYTE_OF[c] for c in text)
         # what vocabularies of words fall back to
@@ -259,13 +302,17 @@ class Tokenizer:
     @cached_property
     def is_bytes(self) -> bool:
         """Whether it is bytes by design: none of its tokens is longer than a byte, but for those added by hand."""
-        added = self._inner.get_added_tokens_decoder()
-        return all(len(self.bytes_of(id)) <= 1 for id in range(self.vocab_size) if id not in added)
+        return all(len(self.bytes_of(id)) <= 1 for id in range(self.vocab_size) if id not in self._added)
 
     @cached_property
     def specials(self) -> dict[int, str]:
         """Special tokens by id."""
         return {id: t.content for id, t in self._inner.get_added_tokens_decoder().items() if t.special}
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        """Tokens that were added to the vocabulary, specials among them, by id: they are spelled as they are."""
+        return {id: token.content for id, token in self._inner.get_added_tokens_decoder().items()}
 
     @cached_property
     def roles(self) -> Roles:

@@ -8,6 +8,7 @@ from glassformer.files.reading import (
     opened,
     read,
     read_json,
+    read_object,
     read_text,
     reason,
     tensors_in,
@@ -16,5 +17,5 @@ from glassformer.files.writing import check_writable, refused, sweep, write, wri
 
 __all__ = [
     "MOST_JSON", "MOST_METRICS", "MOST_TOKENIZER", "check_writable", "json_text", "opened", "read", "read_json",
-    "read_text", "reason", "refused", "sweep", "tensors_in", "write", "write_all",
+    "read_object", "read_text", "reason", "refused", "sweep", "tensors_in", "write", "write_all",
 ]  # fmt: skip

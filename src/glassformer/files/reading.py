@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from glassformer.errors import CheckpointError
+
 # configs, indices of many thousand tensors, cards; the largest published are a tenth of it
 MOST_JSON = 1 << 26
 # vocabularies of a million words
@@ -71,6 +73,25 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def read_object(path: str | Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """The JSON object in a file beside a model, an empty one if there is no file.
+
+    Raises:
+        CheckpointError: It cannot be read, or holds something else.
+    """
+    if not os.path.exists(path):
+        return {}
+    try:
+        found = read_json(path, most)
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
+    except ValueError as error:
+        raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f'"{path}" holds a {type(found).__name__} where an object belongs.')
+    return found
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from glassformer.lazy import renames
 from glassformer.models.adaptive_softmax import AdaptiveSoftmax
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
+from glassformer.models.chat import chat
 from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import Decoder, DecoderConfig
 from glassformer.models.embedding import Axial, Learned, Sinusoidal
@@ -34,8 +35,8 @@ __all__ = [
     "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
-    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid",
-    "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
+    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "every", "generate",
+    "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
     "written_before",
 ]  # fmt: skip
 

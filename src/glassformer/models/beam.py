@@ -20,6 +20,8 @@ from glassformer.models.generate import (
     Prompts,
     outgrown_notes,
     room_for,
+    ruled_out,
+    stops_of,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.passes import Edits, Passes
@@ -67,7 +69,7 @@ def beam_search(
     n_beams: Count = 4,
     length_penalty: Exponent = 0.6,
     max_new_tokens: int | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: Sequence[int] | None = None,
     beyond_context: bool = False,
     allow_unknown: bool = False,
     edit: Edits = (),
@@ -82,7 +84,7 @@ def beam_search(
         n_beams: Width.
         length_penalty: alpha above; 0 compares log-probabilities as they are, which favours short continuations.
         max_new_tokens: Longest continuation; by default 64, as far as the context has room.
-        stop_ids: Tokens that end a continuation.
+        stop_ids: Tokens that end a continuation; by default the model's `stops`.
         beyond_context: As in `generate`.
         allow_unknown: As in `generate`.
         edit: As in `generate`; every continuation is read under it. What a model does on the best one is recorded by
@@ -104,7 +106,7 @@ def beam_search(
     batch, device = inputs.ids.shape[0], inputs.ids.device
     passes = Passes(model, inputs, edit)
     _require_same_in_all_rows(passes)
-    stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
+    stops = torch.tensor(sorted(stops_of(model, stop_ids)), dtype=torch.int64, device=device)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
     # one column per beam; at first they would all be equal, so only the first counts
     total = torch.full((batch, n_beams), float("-inf"), device=device, dtype=torch.float64)
@@ -116,7 +118,10 @@ def beam_search(
             logits = logits[rows]
             passes.select(rows)
         require_choice(logits)
-        log_probs = logits.double().log_softmax(-1).unflatten(0, (batch, n_beams))
+        log_probs = logits.double().log_softmax(-1)
+        if (out := ruled_out(passes, logits, step, new - step)) is not None:
+            log_probs = log_probs.masked_fill(out, float("-inf"))
+        log_probs = log_probs.unflatten(0, (batch, n_beams))
         candidates = (total[..., None] + log_probs).flatten(1)
         total, flat = candidates.topk(min(n_beams, candidates.shape[1]), -1)
         parent, token = flat // log_probs.shape[-1], flat % log_probs.shape[-1]
@@ -133,7 +138,7 @@ def beam_search(
     ranked = tuple(beam.ranked() for beam in beams)
     # the last token of each was drawn behind the others
     grown = [(n, len(one.tokens) - 1) for n, row in zip(inputs.output.counts, ranked) for one in row]
-    notes = distinct(inputs.warnings, outgrown_notes(model, grown))
+    notes = distinct(inputs.warnings, model.generation.notes(n_beams=n_beams), outgrown_notes(model, grown))
     return Beams(ranked, notes)
 
 

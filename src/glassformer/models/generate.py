@@ -86,7 +86,7 @@ def generate(
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: Sequence[int] | None = None,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
@@ -110,7 +110,7 @@ def generate(
             encoder-decoder ids, usually `[[bos]]` for each row. Or what `model.read` made of all that is read.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
-        stop_ids: Stop a row when it draws one of these.
+        stop_ids: Stop a row when it draws one of these; by default at the model's `stops`.
         source: Sources of an encoder-decoder, likewise.
         source_lengths: Real tokens per source row, when `source` is a tensor padded on the right.
         beyond_context: Go on beyond the context that the model is meant for, its `max_len`, where nothing in it ends
@@ -137,7 +137,7 @@ def generate(
         found = generate(model, "def f(x):", GREEDY, edit=Add("blocks.1.resid_post", v), read="L1H6.pattern")
         found.texts, found.sites["L1H6.pattern"]
     """
-    stops = frozenset(stop_ids)
+    stops = stops_of(model, stop_ids)
     yielded, passes = _begun(
         model, prompts, sampling, max_new_tokens, stops, source, source_lengths, beyond_context,
         allow_unknown, edit, read,
@@ -161,7 +161,7 @@ def stream(
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: Sequence[int] | None = None,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
@@ -174,7 +174,7 @@ def stream(
     What is recorded comes with the step that it was read for, and is kept no longer.
     """
     steps, _ = _begun(
-        model, prompts, sampling, max_new_tokens, frozenset(stop_ids), source, source_lengths, beyond_context,
+        model, prompts, sampling, max_new_tokens, stops_of(model, stop_ids), source, source_lengths, beyond_context,
         allow_unknown, edit, read, at_each_step=True,
     )  # fmt: skip
     return steps
@@ -206,7 +206,8 @@ def _begun(
     passes = Passes(model, inputs, edit, read)
     seen = _seen(model, inputs.ids, inputs.lengths) if sampling.repetition_penalty != 1 else None
     steps = _steps(passes, seen, sampling, new, stops, at_each_step)
-    return _noted(model, steps, inputs.output.counts, inputs.warnings), passes
+    notes = distinct(inputs.warnings, model.generation.notes(sampling))
+    return _noted(model, steps, inputs.output.counts, notes), passes
 
 
 def _noted(
@@ -234,12 +235,13 @@ def _steps(
 ) -> Iterator[GenerationStep]:
     batch = len(passes.text)
     generators, alive, drawn = row_generators(sampling, batch), [True] * batch, None
-    for _ in range(max_new_tokens):
+    for made in range(max_new_tokens):
         if drawn is not None:
             passes.append(drawn, alive)
             seen = None if seen is None else seen.scatter(-1, drawn[:, None], True)
         logits = passes.logits()
-        drawn = sampling_steps(logits, sampling, seen=seen, generators=generators).tokens
+        out = ruled_out(passes, logits, made, max_new_tokens - made)
+        drawn = sampling_steps(logits, sampling, seen=seen, ruled_out=out, generators=generators).tokens
         chosen = logits.gather(-1, drawn[:, None]).squeeze(-1) - logits.logsumexp(-1)
         ids, log_probs = drawn.tolist(), chosen.tolist()
         step = GenerationStep(
@@ -253,6 +255,28 @@ def _steps(
         alive = [on and id not in stops for id, on in zip(ids, alive)]
         if not any(alive):
             return
+
+
+def stops_of(model: Model, asked: Sequence[int] | None) -> frozenset[int]:
+    """Return where generation ends: at the tokens that were asked for, else at the model's own."""
+    return frozenset(require_model(model, "generating text").stops if asked is None else asked)
+
+
+def ruled_out(passes: Passes, logits: Tensor, made: int, left: int) -> Tensor | None:
+    """Return which tokens the model's rules rule out behind each row; None where there are no rules.
+
+    Args:
+        passes: Of the rows so far.
+        logits: Those of the next token.
+        made: Tokens drawn so far.
+        left: Tokens that may still be drawn.
+    """
+    rules = passes.model.generation
+    if not rules.rule_out:
+        return None
+    texts = [row[before:].tolist() for row, before in zip(passes.text, passes.padding)]
+    found = rules.ruled_out(texts, [made] * len(texts), [left] * len(texts), logits.shape[-1])
+    return found.to(logits.device)
 
 
 def outgrown_notes(model: Model, rows: Iterable[tuple[int, int]]) -> tuple[Note, ...]:

@@ -12,10 +12,11 @@ from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
-from glassformer.data.tokenizer import Tokenizer
+from glassformer.data.tokenizer import Specials, Tokenizer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
+from glassformer.models.generation_rules import NO_RULES
 from glassformer.models.output_layer import OutputLayer
 from glassformer.models.reading import Inputs, read, tokenizer_for
 from glassformer.models.stack import Stack, site_table
@@ -150,7 +151,7 @@ class Model(nn.Module):
     family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates
     of the stream mean, where each does by itself; runs label the axis `d_model` with them. `trained_length` is
     how many tokens the longest rows of its training had, None if nobody says; what it can be given, `max_len`, may be
-    more.
+    more. `generation` is what a published checkpoint says of generating.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -172,6 +173,7 @@ class Model(nn.Module):
         self.no_tokenizer = ""
         self.origin: Any = None
         self.trained_length: int | None = None
+        self.generation = NO_RULES
         self.name = name
         self._coordinate_names: tuple[str, ...] = ()
 
@@ -240,6 +242,12 @@ class Model(nn.Module):
         return self.generates and not self.reads_pairs
 
     @property
+    def stops(self) -> tuple[int, ...]:
+        """Tokens that end a text: those of the tokenizer, and those that a published checkpoint names."""
+        of_tokenizer = () if self.output_tokenizer is None else self.output_tokenizer.roles.stops
+        return tuple(dict.fromkeys((*of_tokenizer, *self.generation.stops)))
+
+    @property
     def start(self) -> tuple[int, ...]:
         """The token that the decoder's text begins with, of models that read pairs: one, or none if nobody says."""
         return ()
@@ -249,7 +257,7 @@ class Model(nn.Module):
         given: Any,
         *,
         source: Any = None,
-        specials: bool | None = None,
+        specials: Specials = None,
         lengths: Any = None,
         mask: Any = None,
         allow_unknown: bool = False,
@@ -263,8 +271,8 @@ class Model(nn.Module):
             given: A text, token ids (a list, or a tensor of one or two axes), several texts or rows of ids of any
                 lengths, which are padded on the right, or a `Batch`; of a model that reads pairs, the target.
             source: What the encoder of a model that reads pairs reads, likewise.
-            specials: Put special tokens around a text always (True) or never (False); by default as the tokenizer was
-                made or published.
+            specials: Put special tokens around a text always (True) or never (False), or take those whose names the
+                text holds and no others ("in-text"); by default as the tokenizer was made or published.
             lengths: Real tokens in each row of ids (of `source`, if there is one) that are padded on the right.
             mask: 1 for each real id and 0 for padding, on either side, in place of lengths.
             allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of

@@ -21,7 +21,7 @@ from torch import Tensor
 from glassformer.arguments import shown
 from glassformer.data.batch import Batch
 from glassformer.data.marks import UNMARKED, Marks, marks
-from glassformer.data.tokenizer import Reading, Tokenizer
+from glassformer.data.tokenizer import Reading, Specials, Tokenizer
 from glassformer.errors import ShapeMismatch, TextError
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, Padding
@@ -264,7 +264,7 @@ def read(
     given: Any,
     *,
     source: Any = None,
-    specials: bool | None = None,
+    specials: Specials = None,
     lengths: Any = None,
     mask: Any = None,
     allow_unknown: bool = False,
@@ -366,7 +366,7 @@ def read_side(
     given: Any,
     reading: Reading,
     *,
-    specials: bool | None = None,
+    specials: Specials = None,
     lengths: Any = None,
     mask: Any = None,
     allow_unknown: bool = False,
@@ -379,7 +379,7 @@ def read_side(
         model: Whose stack.
         given: A text, ids, or several of either, of any lengths.
         reading: What it is, which decides on the stack and on the specials around texts.
-        specials: In place of the tokenizer's own way: always (True) or never (False).
+        specials: In place of the tokenizer's own way: always (True), never (False), or "in-text".
         lengths: Real tokens in each row of ids that are padded on the right.
         mask: 1 for each real id, in place of lengths.
         allow_unknown: Read a text of which more than half is unknown.
@@ -396,6 +396,9 @@ def read_side(
     tokenizer = model.tokenizer_of(stack)
     first = model.start if reading == "target" else ()
     texts: dict[int, list[int]] = {}
+    word = "text" if not model.reads_pairs else "source" if reading == "source" else "target"
+    # texts whose names of specials are letters
+    spelled: list[str] = []
 
     def read(i: int, row: str | list[int]) -> list[int]:
         if not isinstance(row, str):
@@ -406,7 +409,9 @@ def read_side(
                 "each row, and texts as source."
             )
         reader = tokenizer_for(model, tokenizer, specials, reading)
-        texts[i] = encode(reader, row, reading, allow_unknown, model.name, names_mask=not model.predicts_next)
+        naming = reader if model.predicts_next else reader.naming(reader.roles.mask, row)
+        texts[i] = encode(naming, row, reading, allow_unknown, model.name)
+        spelled.extend([row] if naming is reader else [])
         return [*first, *texts[i]]
 
     rows = rows_of(given)
@@ -427,7 +432,6 @@ def read_side(
         if reading == "source":
             found, what = f"a source of {found}", "source"
         raise TextError(f"{found}, but the context of this model is {limit}; shorten the {what} to {limit} tokens.")
-    word = "text" if not model.reads_pairs else "source" if reading == "source" else "target"
     side = Side.of(tokenizer, ids, padding, word=word, model=model.name)
     if not texts:
         return side
@@ -435,7 +439,9 @@ def read_side(
     around = reader.said(reading, first)
     odd = side.odd if len(texts) == 1 else reader.notes(texts.values(), f"{word}s", model.name)
     text = given if isinstance(given, str) else None
-    return dataclasses.replace(side, text=text, specials=(Note(around),) if around else (), odd=odd)
+    return dataclasses.replace(
+        side, text=text, specials=(Note(around),) if around else (), odd=(*odd, *reader.notes_on_names(spelled, word))
+    )
 
 
 def rows_of(given: Any) -> Tensor | list[str | list[int]]:
@@ -502,8 +508,6 @@ def encode(
     reading: Reading = "prompt",
     allow_unknown: bool = False,
     model: str = "",
-    *,
-    names_mask: bool = False,
 ) -> list[int]:
     """Return the ids of a text with the specials of such a text around it.
 
@@ -513,13 +517,10 @@ def encode(
         reading: What it is, which decides on the specials.
         allow_unknown: Take a text of which more than half is outside the vocabulary, or unlearnt bytes.
         model: The model's name, for errors.
-        names_mask: The mask token's name in the text is the mask token.
 
     Raises:
         TextError: The text is empty, or more than half of it is unknown or unlearnt bytes.
     """
-    if names_mask:
-        tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
     ids = tokenizer.read(text, allow_unknown=allow_unknown, model=model)
     begin, end = tokenizer.around(reading)
     # what goes on may go on from nothing but the token that texts begin with
@@ -529,7 +530,7 @@ def encode(
 
 
 def tokenizer_for(
-    model: Any, tokenizer: Tokenizer | None, specials: bool | None = None, reading: Reading = "prompt"
+    model: Any, tokenizer: Tokenizer | None, specials: Specials = None, reading: Reading = "prompt"
 ) -> Tokenizer:
     """Return the tokenizer that reads texts for a model, told about specials.
 

@@ -1,6 +1,7 @@
 """From logits to the next token, one step at a time.
 
 repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
+ruled out            tokens that the rules of a published checkpoint rule out here are dropped
 temperature          logits divided by it; 0 means greedy
 top-k                the k largest are kept
 top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
@@ -54,8 +55,8 @@ class SamplingStage:
     """The logits after one step; -inf where a token is ruled out.
 
     Args:
-        name: `logits`, `repetition_penalty`, `temperature`, `top_k`, `top_p` or `min_p`.
-        setting: The step's parameter; None for the model's own logits.
+        name: `logits`, `repetition_penalty`, `ruled_out`, `temperature`, `top_k`, `top_p` or `min_p`.
+        setting: The step's parameter; None for the model's own logits, and where rules are all that is kept.
         logits: What the step left.
     """
 
@@ -94,6 +95,7 @@ def sampling_steps(
     sampling: Sampling,
     *,
     seen: Bool[Tensor, "batch vocab"] | None = None,
+    ruled_out: Bool[Tensor, "batch vocab"] | None = None,
     generators: list[torch.Generator] | None = None,
 ) -> Draw:
     """Choose the next token of each row, and keep every step on the way.
@@ -104,12 +106,13 @@ def sampling_steps(
         logits: The model's logits at the last position.
         sampling: The settings.
         seen: Tokens that occurred already, for the repetition penalty.
+        ruled_out: Tokens that a checkpoint's rules rule out.
         generators: One per row; those of the first step by default.
 
     Raises:
         AnalysisUnavailable: Logits are NaN or infinite.
     """
-    stages = tuple(_stages(logits, sampling, seen))
+    stages = tuple(_stages(logits, sampling, seen, ruled_out))
     if sampling.greedy:
         return Draw(stages, None, stages[-1].logits.argmax(-1))
     generators = generators or row_generators(sampling, logits.shape[0])
@@ -132,13 +135,19 @@ def require_choice(logits: Float[Tensor, "batch vocab"]) -> None:
         )
 
 
-def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator[SamplingStage]:
+def _stages(
+    logits: Tensor, sampling: Sampling, seen: Tensor | None, ruled_out: Tensor | None
+) -> Iterator[SamplingStage]:
     require_choice(logits)
     yield SamplingStage("logits", None, logits)
     if sampling.repetition_penalty != 1 and seen is not None:
         penalty = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
         yield SamplingStage("repetition_penalty", penalty, logits)
+    if ruled_out is not None:
+        logits = logits.masked_fill(ruled_out, float("-inf"))
+        require_choice(logits)
+        yield SamplingStage("ruled_out", None, logits)
     if sampling.greedy:
         likeliest = logits.argmax(-1, keepdim=True)
         yield SamplingStage("temperature", 0.0, torch.full_like(logits, float("-inf")).scatter(-1, likeliest, 0.0))

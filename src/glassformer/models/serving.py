@@ -27,6 +27,7 @@ from glassformer.models.generate import (
     Generation,
     outgrown_notes,
     room_for,
+    stops_of,
 )
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.paged_state import Fixed, Going, PagedState
@@ -130,7 +131,7 @@ class Serving:
         sampling: Sampling = DRAW,
         *,
         max_new_tokens: int | None = None,
-        stop_ids: Sequence[int] = (),
+        stop_ids: Sequence[int] | None = None,
     ) -> Request:
         """Ask for a continuation; the next step may begin to read it.
 
@@ -138,7 +139,7 @@ class Serving:
             prompt: A text, or token ids.
             sampling: How tokens are chosen.
             max_new_tokens: Stop after this many; by default 64, as far as the context has room.
-            stop_ids: Stop at one of these.
+            stop_ids: Stop at one of these; by default at the model's `stops`.
 
         Raises:
             ConfigError, TextError, TokenOutOfRange, ShapeMismatch: As `generate`.
@@ -148,7 +149,8 @@ class Serving:
         if len(inputs.token_rows) > 1:
             raise TextError(f"a request is one prompt, found {len(inputs.token_rows)} rows; submit each by itself.")
         [row] = inputs.args[0].tolist()
-        request = self._made(row, sampling, max_new_tokens, stop_ids, inputs.warnings)
+        stops, notes = stops_of(self.model, stop_ids), distinct(inputs.warnings, self.model.generation.notes(sampling))
+        request = self._made(row, sampling, max_new_tokens, tuple(stops), notes)
         self.waiting.append(request)
         return request
 
@@ -324,11 +326,22 @@ class Serving:
             rows = torch.stack([logits[request] for request in requests])
             seen = _seen(requests, rows) if sampling.repetition_penalty != 1 else None
             generators = [request.generator for request in requests]
-            drawn = sampling_steps(rows, sampling, seen=seen, generators=generators).tokens
+            out = self._ruled_out(requests, rows)
+            drawn = sampling_steps(rows, sampling, seen=seen, ruled_out=out, generators=generators).tokens
             chosen = rows.gather(-1, drawn[:, None]).squeeze(-1) - rows.logsumexp(-1)
             for request, id, log_prob in zip(requests, drawn.tolist(), chosen.tolist()):
                 request.ids.append(id)
                 request.log_probs.append(log_prob)
+
+    def _ruled_out(self, requests: Sequence[Request], logits: Tensor) -> Tensor | None:
+        """Return which tokens the model's rules rule out behind each text; None where there are no rules."""
+        rules = self.model.generation
+        if not rules.rule_out:
+            return None
+        made = [len(request.tokens) for request in requests]
+        left = [request.max_new_tokens - drawn for request, drawn in zip(requests, made)]
+        texts = [request.ids for request in requests]
+        return rules.ruled_out(texts, made, left, logits.shape[-1]).to(logits.device)
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)

@@ -39,6 +39,7 @@ from glassformer.analysis.reports.explanation import (
 )  # fmt: skip
 from glassformer.analysis.reports.model_facts import model_facts
 from glassformer.data import Marks
+from glassformer.data.tokenizer import Specials
 from glassformer.models import Model, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
@@ -77,7 +78,7 @@ def explain(
     against: str | int | None = None,
     position: int | None = None,
     sampling: Sampling | None = None,
-    specials: bool | None = None,
+    specials: Specials = None,
     allow_unknown: bool = False,
 ) -> Explanation:
     """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
@@ -98,7 +99,7 @@ def explain(
         position: Position whose next token is explained; the last by default. For a translation that is complete, the
             one before, where the last word is written rather than the end token; for an encoder the first masked one.
         sampling: How the next token would be drawn.
-        specials: Put special tokens around the text always or never, as in `run`.
+        specials: Put special tokens around the text always or never, or take those that it names, as in `run`.
         allow_unknown: Read a text of which more than half is outside the vocabulary or unlearnt bytes, as in `run`.
 
     Raises:
@@ -149,7 +150,7 @@ def _run_with_graph(
     text: TextOrIds,
     target: TextOrIds | None,
     read: list[str],
-    specials: bool | None,
+    specials: Specials,
     allow_unknown: bool,
 ) -> Run:
     """Run a model once, keeping the graph from its token vectors on."""

@@ -266,13 +266,16 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json says of special tokens."""
     roles = {name: getattr(tokenizer.roles, name) for name in ("bos", "eos", "pad", "unk")}
     names = {f"{role}_token": None if id is None else tokenizer.token(id) for role, id in roles.items()}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names
+    chat = {} if tokenizer.chat is None else {"chat_template": tokenizer.chat.text}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names | chat
 
 
 def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizers: Mapping[str, Tokenizer]) -> str:
     written = [*weights, *(TOKENIZERS[name] for name in tokenizers)]
     digests = {name: sha256_of(place / name) for name in written}
-    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length)
+    return envelope(
+        checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length, checkpoint.generation
+    )
 
 
 def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
