@@ -474,7 +474,7 @@ def test_a_name_of_a_special_token_that_is_read_as_letters_is_told_with_the_way_
     several = said(gf.run(model, ["a <bos>", "<|user|>", "b"]))
     assert "The text holds names of special tokens, <bos> <|user|>, which were read as letters." in several
     meant = gf.run(model, "<bos><|user|>hi", specials="in-text")
-    assert meant.ids.tolist() == [[256, 257, *b"hi"]] and not meant.notes
+    assert meant.ids is not None and meant.ids.tolist() == [[256, 257, *b"hi"]] and not meant.notes
     assert not [note for note in gf.run(model, "hi < |user|>").notes if "as letters" in note.seen]
     with pytest.raises(WrongArgument, match="specials"):
-        gf.run(model, "hi", specials="in text")
+        gf.run(model, "hi", specials="in text")  # type: ignore[arg-type]

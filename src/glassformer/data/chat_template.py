@@ -13,6 +13,7 @@ from typing import Any
 
 from glassformer.config import Config
 from glassformer.errors import MissingExtra, TextError
+from glassformer.files import json_text
 
 FILE, FIELD = "chat_template.jinja", "chat_template"
 # older ones have ways out of the sandbox
@@ -44,7 +45,7 @@ class ChatTemplate(Config):
         """
         try:
             # plain data: a template is not handed objects that can do something
-            plain = json.loads(json.dumps(messages))
+            plain = json.loads(json_text(messages))
         except (TypeError, ValueError, RecursionError) as error:
             raise TextError(f"messages are plain data, a role and a content each ({error}).") from error
         if not isinstance(plain, list) or not plain or not all(isinstance(one, dict) for one in plain):
@@ -123,7 +124,8 @@ def _environment() -> Any:
         raise jinja2.TemplateError(message)
 
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+        # the text is a prompt's, spelt as templates say
+        return json.JSONEncoder(ensure_ascii=ensure_ascii, **options).encode(value)
 
     def strftime_now(form: str) -> str:
         return datetime.datetime.now().strftime(form)

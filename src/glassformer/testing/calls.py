@@ -24,6 +24,7 @@ from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
 from glassformer.analysis.vocabulary import crossed_trigrams
 from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer
+from glassformer.errors import RunFolderError
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import Subject
 from glassformer.trace import Scale
@@ -83,6 +84,10 @@ class _InMemory(History):
     by_step: Mapping[int, Any]
 
     def model(self, step: int) -> Any:
+        if step not in self.by_step:
+            raise RunFolderError(
+                f"no model of step {step} is in memory; there are {', '.join(map(str, self.by_step))}."
+            )
         return self.by_step[step]
 
     def tokens(self, step: int) -> int:

@@ -31,7 +31,7 @@ from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
 from glassformer.analysis.sweep._side_by_side import side_by_side
-from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
+from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, from_position, localised, positional
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep.plan import EditLike, Plan
 from glassformer.arguments import Count
@@ -100,7 +100,9 @@ def sweep(
         common = resolved(base_edit, table)
         rows_of_edits = [resolved(row, table) for row in plan.rows]
         lenders = lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
-        engine = _Engine(model, given, common, rows_of_edits, metrics, memory, lenders)
+        engine = _Engine(
+            model, given, common=common, rows=rows_of_edits, metrics=metrics, memory=memory, lenders=lenders
+        )
         values = engine.measure(rows, report, None if save_to is None else Path(save_to))
     return result(plan, metrics, values, engine.base_values, engine.work, engine.count, "resumed")
 
@@ -286,11 +288,13 @@ class _Engine:
     def _is_idle(self, edit: Edit, site: Site) -> bool:
         """Whether an edit changes nothing of a row in which nothing was changed before it."""
         alike = self._read_alike(edit, site)
-        return alike > 0 and any(max(edit.entries(axis, self.length), default=-1) < alike for axis in positional(site))
+        left = from_position(edit.at, site, alike, self.length).where
+        return alike > 0 and any(left[axis] == [] for axis in positional(site))
 
     def _read_alike(self, edit: Edit, site: Site) -> int:
         """Return up to which position what an edit puts there is what the base has, but for what other edits do."""
-        return self.alike.get(id(edit.value), 0) if isinstance(edit, Set) and positional(site) else 0
+        own = isinstance(edit, Set) and site.stack == self.model.output and positional(site)
+        return self.alike.get(id(edit.value), 0) if own else 0
 
     def _apart(self) -> set[str]:
         """Return the sites of norms whose edits would reach other rows: those that edit what heads read before."""
