@@ -293,8 +293,9 @@ class _Engine:
 
     def _read_alike(self, edit: Edit, site: Site) -> int:
         """Return up to which position what an edit puts there is what the base has, but for what other edits do."""
-        own = isinstance(edit, Set) and site.stack == self.model.output and positional(site)
-        return self.alike.get(id(edit.value), 0) if own else 0
+        if not isinstance(edit, Set) or site.stack != self.model.output or not positional(site):
+            return 0
+        return self.alike.get(id(edit.value), 0)
 
     def _apart(self) -> set[str]:
         """Return the sites of norms whose edits would reach other rows: those that edit what heads read before."""
