@@ -57,7 +57,7 @@ class PublishedFolder:
         with _read_as(family, self.path):
             table = family.table(Fields(self.said, str(self.path)), ours)
         parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
-        stored = stored_names(family, parts, files)
+        stored = stored_names(family, parts, files, ours)
         wanted = set(stored.values())
         for name, kind in quantised:
             if name in wanted:

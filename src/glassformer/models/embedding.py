@@ -119,6 +119,12 @@ class PositionTable(nn.Module):
         assert self.weight is not None, "learned positions have a table"
         return F.embedding(positions, self.weight)
 
+    def rows_of(self, n: int) -> Float[Tensor, "row d_model"]:
+        """Return a table of so many rows that positions, from `offset` on, would be looked up in; NaN before it."""
+        found = torch.full((n, self.d_model), torch.nan)
+        found[self.offset :] = self(torch.arange(max(n - self.offset, 0))[None], found)[0]
+        return found
+
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
         if not isinstance(self.config, Sinusoidal) and length > self.max_len:
