@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
@@ -29,7 +30,7 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
 from glassformer.cli.train import train
 from glassformer.data import bytes_tokenizer, published, read_pairs
 from glassformer.data.tokenizer import byte_alphabet
-from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, GlassformerError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, GlassformerError, WrongArgument
 from glassformer.files import json_text, reading
 from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
@@ -219,6 +220,18 @@ def test_json_has_null_for_what_is_not_finite(value: float) -> None:
 
 def test_json_of_half_a_character_can_be_written() -> None:
     assert json.loads(json_text({"token": "\ud800é"}, ascii_only=False).encode("utf-8")) == {"token": "\ud800é"}
+
+
+def test_a_class_of_numbers_is_no_type_of_weights_and_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match=r"dtype= takes .*; found <class 'numpy.float16'>"):
+        gf.load(ours(tmp_path), dtype=numpy.float16)  # type: ignore[arg-type]
+
+
+def test_true_is_no_number_of_a_format(tmp_path: Path) -> None:
+    path = ours(tmp_path) / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": True}))
+    with pytest.raises(CheckpointError, match="is in format True"):
+        gf.load(path.parent)
 
 
 def overflowing() -> Any:

@@ -238,7 +238,8 @@ def _check_envelope(said: Any, path: Path) -> None:
     files = [] if not isinstance(digests, dict) else [name for name in digests if name.endswith(".safetensors")]
     if not isinstance(digests, dict) or "model" not in said or not files:
         raise CheckpointError(f'"{path}" is not a model config of this package: "model" and "sha256" are needed.')
-    if said.get("format") != FORMAT:
+    # true is 1 to Python
+    if type(said.get("format")) is not int or said["format"] != FORMAT:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
