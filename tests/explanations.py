@@ -4,6 +4,7 @@
 `translation` (target given) and `generated` (not given).
 """
 
+import base64
 import sys
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,22 @@ def _random(config: Any, name: str, tokenizer: Tokenizer) -> Any:
             torch.nn.init.normal_(parameter, std=0.25, generator=generator)
     model.tokenizer, model.name = tokenizer, name
     return model.eval()
+
+
+def weights(pattern: dict[str, Any]) -> list[list[float | None]]:
+    """Decode a pattern of a document as its page says; None where the mask forbids looking."""
+    numbers, value, at = list[int](), 0, 0
+    for byte in base64.b64decode(pattern["data"]):
+        value, at = value + ((byte & 127) << at), at + 7
+        if byte < 128:
+            numbers.append((-(value + 1) // 2 if value % 2 else value // 2) if pattern["signed"] else value)
+            value = at = 0
+    data, step, decoded = iter(numbers), pattern["scale"] / pattern["steps"], list[list[float | None]]()
+    for q in range(pattern["rows"]):
+        n = q + 1 if pattern["layout"] == "lower" else pattern["columns"]
+        decoded.append([*(next(data) * step for _ in range(n)), *[None] * (pattern["columns"] - n)])
+    assert next(data, None) is None, "a number beyond the last entry"
+    return decoded
 
 
 if __name__ == "__main__":

@@ -277,7 +277,8 @@ def _holds_nan(value: Any, hint: Any) -> bool:
 
 def shown(value: Any) -> str:
     """Return what a caller gave in words: a tensor by its type and shape, anything else as it prints, cut short."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    # a class describes the shapes of its tensors and has none
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type):
         nan = ", with NaN" if hasattr(value, "isnan") and bool(value.isnan().any()) else ""
         kind = str(value.dtype).removeprefix("torch.")
         return f"a {type(value).__name__} of {kind}, shape {tuple(value.shape)}{nan}"

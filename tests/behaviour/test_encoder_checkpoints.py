@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
-from families import reference_folder
+from families import all_cases, reference_folder
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.testing import close
 
@@ -44,6 +44,26 @@ def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
         tensors = {name.replace(new, before): value for name, value in tensors.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     close(gf.load(tmp_path)(TOKENS), theirs(TOKENS).logits, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["pegasus", "m2m_100"])
+def test_a_table_of_positions_that_is_not_the_one_computed_is_refused(name: str, tmp_path: Path) -> None:
+    kind, config = all_cases()[name].make()
+    reference_folder(kind, config, tmp_path, torch.float32)
+    tensors, stored = load_file(tmp_path / "model.safetensors"), "model.encoder.embed_positions.weight"
+    if name == "m2m_100":
+        # old files hold it, with a row for each token that may be padding in front
+        places, stored = gf.models.Sinusoidal("halves", offset=2, slowest=True).build(12, 64), f"{stored}s"
+        tensors[stored] = places.rows_of(66).nan_to_num(0.0)
+        save_file(tensors, tmp_path / "model.safetensors")
+    assert gf.load(tmp_path).config.d_model == 12
+    half = {n: value.to(torch.bfloat16) if n == stored else value for n, value in tensors.items()}
+    save_file(half, tmp_path / "model.safetensors")
+    assert gf.load(tmp_path).config.d_model == 12
+    tensors[stored][5, 3] += 0.02
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf'"{stored}" is off by up to 0.02 from what the model computes'):
+        gf.load(tmp_path)
 
 
 def test_a_head_for_whole_texts_is_named_as_unused(tmp_path: Path) -> None:

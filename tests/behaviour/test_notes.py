@@ -1,5 +1,6 @@
 """What a reader is warned of: lengths that training never saw, unknown words, characters spelled byte by byte."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -11,6 +12,8 @@ import tokenizers
 import torch
 
 import glassformer as gf
+from glassformer.analysis.heads import evaluate_heads
+from glassformer.analysis.heads.roles import repeated_tokens
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import arguments, main
@@ -54,6 +57,17 @@ def test_a_text_beyond_the_trained_length_is_noted_wherever_it_is_read(small: An
     assert note in " ".join(" ".join(n.values()) for n in found.to_dict()["notes"])
     assert f"Note: {note}" in "\n".join(lines(found, width=400))
     assert "trained" not in said(gf.run(small, "abcdefg"))
+
+
+def test_random_tokens_that_heads_are_scored_on_fit_the_trained_length_or_say_that_it_is_theirs(small: Any) -> None:
+    assert repeated_tokens(small, repeats=2).shape[1] == 7 and small.familiar_length == 8
+    assert said(gf.explain(small, "abc")) == said(gf.run(small, "abc"))
+    # no unit of two tokens fits
+    short = copy.copy(small)
+    short.trained_length = 3
+    (note,) = evaluate_heads(short).notes
+    assert note.seen.startswith("Repeated random tokens, on which heads are scored: ")
+    assert note.seen.endswith("9 tokens, trained on 3.")
 
 
 def test_generation_notes_the_trained_length_at_the_step_that_passes_it(small: Any) -> None:

@@ -1,5 +1,6 @@
 """Opening what is damaged or strange: weights that are not finite, special files, other types, other formats."""
 
+import copy
 import io
 import json
 import math
@@ -11,14 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
+import right_calls
 from glassformer import checkpoints, cli, weights
-from glassformer.analysis.cards import cards
+from glassformer.analysis.cards import Card, cards
 from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.reports import circuits
 from glassformer.analysis.sweep import logit, sweep
@@ -27,11 +30,13 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
 from glassformer.cli.train import train
 from glassformer.data import bytes_tokenizer, published, read_pairs
 from glassformer.data.tokenizer import byte_alphabet
-from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, GlassformerError, WrongArgument
 from glassformer.files import json_text, reading
 from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
+from glassformer.testing.calls import right_call
+from glassformer.testing.models import Subject
 from one_pass import first_of, in_one_pass
 from waiting import in_seconds
 
@@ -96,6 +101,16 @@ def test_numbers_too_large_for_the_type_asked_for_are_told_from_damaged_ones(tmp
     assert gf.load(place).state_dict()
 
 
+def test_weights_too_large_for_a_type_are_not_written_in_it(tmp_path: Path) -> None:
+    model, folder = spoilt(value=1e6), tmp_path / "half"
+    with pytest.raises(ConfigError, match=r'1 of 384 numbers of "stack.blocks.1.mlp.input.weight" are too large'):
+        gf.save(model, folder, dtype="float16")
+    with pytest.raises(ConfigError, match="too large for float16"):
+        checkpoints.convert(ours(tmp_path, model), folder, "transformer-lens", dtype="float16")
+    assert not folder.exists()
+    assert gf.load(gf.save(model, folder, dtype="bfloat16")).state_dict()
+
+
 def test_a_streamed_block_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.checkpoints.checkpoint import Checkpoint
 
@@ -154,7 +169,7 @@ def test_analyses_of_weights_changed_in_memory_say_that_they_are_not_finite(name
         weights.of(model, fold=True)
     with pytest.raises(AnalysisUnavailable, match="NaN or infinite"):
         circuits(model)
-    with pytest.raises(AnalysisUnavailable, match="the next token: the model's logits here are NaN"):
+    with pytest.raises(AnalysisUnavailable, match="of this pass: NaN or infinite"):
         gf.explain(model, "ab")
 
 
@@ -207,20 +222,38 @@ def test_json_of_half_a_character_can_be_written() -> None:
     assert json.loads(json_text({"token": "\ud800é"}, ascii_only=False).encode("utf-8")) == {"token": "\ud800é"}
 
 
-def test_results_of_a_pass_that_is_not_finite_hold_null() -> None:
-    run = gf.run(spoilt(), "abc", read="*")
-    asked = [card.function for card in cards() if card.of == "one pass"]
-    found = []
-    for function in asked:
-        try:
-            found.append(function(run))
-        except (gf.errors.GlassformerError, TypeError):
-            continue
-    written = [one.to_json() for one in found if hasattr(one, "to_json")]
-    assert len(written) > 10
-    for text in written:
-        json.loads(text, parse_constant=pytest.fail)
-    assert any("null" in text for text in written)
+def test_a_class_of_numbers_is_no_type_of_weights_and_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match=r"dtype= takes .*; found <class 'numpy.float16'>"):
+        gf.load(ours(tmp_path), dtype=numpy.float16)  # type: ignore[arg-type]
+
+
+def test_true_is_no_number_of_a_format(tmp_path: Path) -> None:
+    path = ours(tmp_path) / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": True}))
+    with pytest.raises(CheckpointError, match="is in format True"):
+        gf.load(path.parent)
+
+
+def overflowing() -> Any:
+    """A model of finite weights whose first MLP writes more than the stream holds."""
+    model = copy.deepcopy(right_calls.model())
+    with torch.no_grad():
+        for name, weight in model.stack.blocks[0].mlp.named_parameters():
+            if name.endswith("weight"):
+                weight.mul_(1e30)
+    return model
+
+
+@pytest.mark.parametrize("card", [one for one in cards() if one.of != "weights"], ids=lambda one: one.name)
+def test_what_is_asked_of_a_pass_that_overflows_is_refused(card: Card) -> None:
+    model = overflowing()
+    with pytest.raises(GlassformerError):
+        right_call(card.function, Subject("gpt2", model, (right_calls.OTHERS,)))()
+    if card.of == "one pass":
+        call = right_call(card.function, Subject("gpt2", right_calls.model(), (right_calls.OTHERS,)))
+        run = gf.run(model, right_calls.IDS, read="*")
+        with pytest.raises(AnalysisUnavailable, match="of this pass: NaN or infinite"):
+            card.function(run, **{name: value for name, value in call.arguments.items() if name not in ("run", "text")})
 
 
 def test_json_is_written_in_one_place() -> None:

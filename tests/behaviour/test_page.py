@@ -1,6 +1,5 @@
 """The HTML page of an explanation, opened from disk in a real browser."""
 
-import base64
 import copy
 import re
 from functools import cache
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page
 
-from explanations import sample
+from explanations import sample, weights
 from glassformer.analysis.reports import explain
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block
@@ -22,18 +21,6 @@ browser_test = pytest.mark.browser
 @cache
 def document(name: str) -> dict[str, Any]:
     return sample(name).to_dict()
-
-
-def weights(pattern: dict[str, Any]) -> list[list[float | None]]:
-    """Decode a pattern as its documentation says; None where the mask forbids looking."""
-    data = iter(base64.b64decode(pattern["data"]))
-    scale, lower = pattern["scale"], pattern["layout"] == "lower"
-    decoded: list[list[float | None]] = []
-    for q in range(pattern["rows"]):
-        n = q + 1 if lower else pattern["columns"]
-        row = [(next(data) - 128) * scale / 127 if pattern["signed"] else next(data) * scale / 255 for _ in range(n)]
-        decoded.append([*row, *[None] * (pattern["columns"] - n)])
-    return decoded
 
 
 def pixels(shown: Page, label: str) -> list[list[list[int]]]:

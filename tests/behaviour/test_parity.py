@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from elsewhere import ELSEWHERE, elsewhere
 from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys, mistral_sliding_window
+from families.reformer import reformer
 from glassformer.checkpoints import load, parity, save
 from glassformer.checkpoints.comparison import whole_checkpoint
 from glassformer.checkpoints.comparison.reference import reference
@@ -101,6 +102,46 @@ FAULTS = {
     "model.norm.weight": ("final.norm", "model.norm"),
     "lm_head.weight": ("logits", ""),
 }
+
+
+def enlarge(folder: Path) -> None:
+    """Let pairs of neurons write a thousand times what others do, against each other, as trained models have them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    gate, up, down = (tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    for i in (0, 2, 4):
+        gate[i + 1], up[i + 1] = gate[i], up[i] * (1 + 1e-3)
+        down[:, i] *= 1e3
+        down[:, i + 1] = -down[:, i]
+    save_file(tensors, path)
+
+
+def test_rounding_that_large_channels_leave_is_told_from_one_wrong_weight(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, wrong = Path(shutil.copytree(sound, tmp_path / "large")), tmp_path / "wrong"
+    enlarge(large)
+    found = parity(large)
+    assert found.first is None and found.worst.error > found.tolerance
+    assert found.worst.error <= found.allowed(found.worst) < 1e-2
+    assert main(["parity", str(large)]) == 0
+    assert "equal: largest error" in capsys.readouterr().out
+    # asked for, a tolerance is what it says
+    assert parity(large, tolerance=found.tolerance).first is not None
+    shutil.copytree(large, wrong)
+    tensors = load_file(wrong / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 9] += 0.05
+    save_file(tensors, wrong / "model.safetensors")
+    monkeypatch.setattr(whole_checkpoint, "reference", lambda _, dtype, attention: reference(large, dtype, attention))
+    broken = parity(wrong).first
+    assert broken is not None and broken.site == "blocks.0.mlp.out"
+
+
+def test_a_reference_that_hashes_by_chance_is_given_the_seed_that_ours_has(tmp_path: Path) -> None:
+    kind, config = reformer()
+    config.hash_seed = None
+    reference_folder(kind, config, tmp_path, torch.float32)
+    assert parity(tmp_path, dtype="float64", length=21).first is None
 
 
 @pytest.mark.parametrize("tensor", FAULTS)

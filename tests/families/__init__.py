@@ -22,7 +22,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.checkpoints.comparison import whole_checkpoint
-from glassformer.checkpoints.comparison.reference import wide
+from glassformer.checkpoints.comparison.reference import set_sines, wide
 from glassformer.checkpoints.comparison.whole_checkpoint import TOLERANCE, comparisons_of
 from glassformer.checkpoints.loading import open_folder
 from glassformer.testing.layers import randomise
@@ -76,6 +76,8 @@ def reference_folder(kind: Any, config: Any, folder: Path, dtype: torch.dtype, s
         setattr(config, name, EPSILON)
     with wide(dtype):
         model = randomise(kind(config).to(dtype).eval(), std=std)
+        # tables of sines are drawn at random with all else
+        set_sines(model)
     model.save_pretrained(folder)
     return model
 

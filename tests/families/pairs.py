@@ -6,14 +6,11 @@ from typing import Any
 import torch
 
 from families import TOLERANCE, compared_whole, reference_folder
-from glassformer.checkpoints.comparison.reference import set_sines
 
 
 def check_pair(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.float64) -> dict[str, float]:
     """Compare an encoder-decoder with its reference in everything; return the largest error of each comparison."""
     theirs = reference_folder(kind, config, folder, dtype)
-    # drawn at random with all else, and made before the reference's numbers were widened
-    set_sines(theirs)
     return compare_pair(theirs, folder, dtype)
 
 

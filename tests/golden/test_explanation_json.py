@@ -4,7 +4,6 @@ After a deliberate change, `PYTHONPATH=src:tests python tests/golden/test_explan
 raise `VERSION` if a field went away or changed its meaning.
 """
 
-import base64
 import json
 import re
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
-from explanations import SAMPLES, sample
+from explanations import SAMPLES, sample, weights
 from glassformer.analysis.reports import explain
+from glassformer.analysis.reports.explanation import Pattern
 from glassformer.handmade import induction_model
 from one_pass import in_one_pass
 
@@ -34,17 +35,7 @@ def document() -> Any:
 
 def decode(pattern: dict[str, Any]) -> torch.Tensor:
     """Read a pattern as the page describes it."""
-    stored, rows, start = base64.b64decode(pattern["data"]), [], 0
-    for q in range(pattern["rows"]):
-        end = start + (q + 1 if pattern["layout"] == "lower" else pattern["columns"])
-        row = [
-            (b - 128) * pattern["scale"] / 127 if pattern["signed"] else b * pattern["scale"] / 255
-            for b in stored[start:end]
-        ]
-        rows.append(row + [0.0] * (pattern["columns"] - len(row)))
-        start = end
-    assert start == len(stored)
-    return torch.tensor(rows)
+    return torch.tensor([[0.0 if weight is None else weight for weight in row] for row in weights(pattern)]).double()
 
 
 def fields(value: Any) -> set[str]:
@@ -61,7 +52,7 @@ def test_the_document_of_a_known_model_is_the_stored_one() -> None:
 def test_the_document_is_plain_finite_json(name: str) -> None:
     text = sample(name).to_json()
     read = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
-    assert (read["format"], read["version"]) == ("glassformer.explanation", 2)
+    assert (read["format"], read["version"]) == ("glassformer.explanation", 3)
     assert list(read)[:2] == ["format", "version"]
     assert len(text) < 6e6
 
@@ -72,8 +63,20 @@ def test_patterns_survive_their_encoding_within_the_stated_error(name: str) -> N
     found = sample(name)
     for pattern in found.patterns[:: 8 if name == "long" else 1]:
         stored = pattern.to_dict()
-        error = (decode(stored) - pattern.weights).abs().max()
-        assert error <= stored["scale"] / 250
+        decoded, step = decode(stored), stored["scale"] / stored["steps"]
+        assert (decoded - pattern.weights).abs().max() <= 1.01 * step
+        assert (decoded.sum(-1) - pattern.weights.double().sum(-1)).abs().max() <= 0.51 * step + 1e-6
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=40), st.integers(1, 600), st.booleans())
+def test_rows_of_many_small_weights_sum_to_what_they_did(large: list[float], n: int, signed: bool) -> None:
+    row = torch.tensor([*large, *[1e-6 * (i % 7) for i in range(n)]], dtype=torch.float64)
+    row = row if signed else row.abs()
+    made = Pattern(
+        label="L0H0", stack="", part="attn", layer=0, head=0, query="tokens", key="tokens", weights=row[None]
+    )
+    decoded, step = decode(stored := made.to_dict()), stored["scale"] / stored["steps"]
+    assert abs(decoded.sum() - row.sum()) <= 0.51 * step and (decoded - row).abs().max() <= 1.01 * step
 
 
 def test_causal_patterns_are_stored_as_triangles_and_others_whole() -> None:

@@ -27,7 +27,7 @@ from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismat
 from glassformer.files import json_text, tensors_in, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
-from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.models.evaluation import evaluating, require_computed, require_gradients
 from glassformer.models.padding import Padding
 from glassformer.models.readable import PositionLabels, name_positions, with_coordinates
 from glassformer.models.reading import Inputs, Side
@@ -347,6 +347,13 @@ class Run(Mapping[str, Labelled]):
                 f'"{name}" was read of rows padded on the left, and not whole: an analysis cannot tell which of '
                 "its positions are real.\n    Read the whole site, or pad on the right."
             )
+
+    def require_computed(self) -> None:
+        """Raise `AnalysisUnavailable` if what an analysis would go by is NaN or overflowed: logits, or a site read."""
+        if self.logits is not None:
+            require_computed(self.logits, "logits")
+        for name, site in self.sites.items():
+            require_computed(site.values, name)
 
     def require(self, names: Iterable[str], analysis: str) -> None:
         """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""

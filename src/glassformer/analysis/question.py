@@ -162,7 +162,9 @@ def run_for(
                 f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
                 f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
             )
-        return given if padded else given.aligned() if row is None else given.prompt(row)
+        found = given if padded else given.aligned() if row is None else given.prompt(row)
+        found.require_computed()
+        return found
     if not isinstance(given, nn.Module):
         found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
         raise AnalysisUnavailable(

@@ -21,7 +21,7 @@ from glassformer import files
 from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
-from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
+from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle, narrowed
 from glassformer.data import Roles, Tokenizer
 from glassformer.data.chat_template import ChatTemplate
 from glassformer.errors import CheckpointError, ConfigError, nearest
@@ -55,12 +55,10 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
 
     Raises:
         SaveError: The folder cannot be written to; a model that was there before is still whole.
-        ConfigError: Weights are not kept in such a type.
+        ConfigError: Weights are not kept in such a type, or some are too large for it.
     """
     folder, model, kind = Path(folder), require_model(model, "save"), number_type(dtype)
-    tensors = {
-        name: value.detach().to(kind or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
-    }
+    tensors = {name: narrowed(name, value.detach(), kind).cpu() for name, value in model.state_dict().items()}
     contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
     tokenizers = tokenizers_of(model)
     contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
@@ -264,7 +262,8 @@ def _check_envelope(said: Any, path: Path) -> None:
     files = [] if not isinstance(digests, dict) else [name for name in digests if name.endswith(".safetensors")]
     if not isinstance(digests, dict) or "model" not in said or not files:
         raise CheckpointError(f'"{path}" is not a model config of this package: "model" and "sha256" are needed.')
-    if said.get("format") != FORMAT:
+    # true is 1 to Python
+    if type(said.get("format")) is not int or said["format"] != FORMAT:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [

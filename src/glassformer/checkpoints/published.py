@@ -74,7 +74,7 @@ class PublishedFolder:
                 self.folder,
                 files.wrapper,
             )
-        stored = stored_names(family, parts, files)
+        stored = stored_names(family, parts, files, ours)
         wanted = set(stored.values())
         for name, kind in quantised:
             if name in wanted:

@@ -19,8 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from glassformer.errors import CheckpointError
+from glassformer.errors import CheckpointError, ConfigError
 from glassformer.files.reading import MOST_JSON, opened, read_json, reason
+from glassformer.numerics.decompositions import is_finite
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -40,6 +41,28 @@ _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 
 # linux maps a file larger than memory for writing only if no room is set aside for what may be written
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def narrowed(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor as it is to be written, in a type or in its own.
+
+    Args:
+        name: What it is called.
+        value: Its numbers.
+        dtype: Asked for; None for its own.
+
+    Raises:
+        ConfigError: Numbers that are finite would not be so in that type, and reading them would be refused.
+    """
+    found = value.to(dtype or value.dtype).contiguous()
+    if found.dtype != value.dtype and not is_finite(found) and is_finite(value):
+        kind, n = str(found.dtype).removeprefix("torch."), int((~found.isfinite()).sum())
+        raise ConfigError(
+            f'{n:,} of {value.numel():,} numbers of "{name}" are too large for {kind}: what was written would not be '
+            "opened again.\n    Write it in a wider type, bfloat16 or float32, or in that of the model; nothing was "
+            "written."
+        )
+    return found
 
 
 class StoredTensor(NamedTuple):

@@ -14,7 +14,7 @@ from glassformer.arguments import Count, Natural
 from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
-from glassformer.models.evaluation import drops
+from glassformer.models.evaluation import computed, drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
 from glassformer.models.smoothing import LabelSmoothing
@@ -118,6 +118,12 @@ class PositionTable(nn.Module):
             return torch.cat(both * self.config.copies, -1)
         assert self.weight is not None, "learned positions have a table"
         return F.embedding(positions, self.weight)
+
+    def rows_of(self, n: int) -> Float[Tensor, "row d_model"]:
+        """Return a table of so many rows that positions, from `offset` on, would be looked up in; NaN before it."""
+        found = torch.full((n, self.d_model), torch.nan)
+        found[self.offset :] = self(torch.arange(max(n - self.offset, 0))[None], found)[0]
+        return found
 
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
@@ -281,11 +287,11 @@ class Unembedding(VocabularyMatrix):
         logits = self.raw(x, tape)
         if self.at_linear != "logits":
             logits = self.capped(site(tape, self.at_linear, logits))
-        return site(tape, "logits", logits)
+        return site(tape, "logits", computed(logits, "logits"))
 
     def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
         """Return the logits as the model uses them: capped if it caps them."""
-        return self.capped(self.raw(x))
+        return computed(self.capped(self.raw(x)), "logits")
 
     def raw(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... vocab"]:
         """Return the logits before the cap."""

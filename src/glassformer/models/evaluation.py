@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.errors import AnalysisUnavailable
+from glassformer.numerics.decompositions import is_finite
+from glassformer.provenance import is_gathering
 
 # their flag changes nothing that they do
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -75,6 +77,29 @@ def require_gradients(model: nn.Module, what: str) -> None:
             f"{what} takes gradients, and the weights were made under torch.inference_mode(), which forbids it.\n"
             "    Load or build the model outside of that."
         )
+
+
+def computed(values: Tensor, what: str) -> Tensor:
+    """Return what a pass made; raises `AnalysisUnavailable` if an analysis is at work and it is NaN or overflowed.
+
+    Every answer about a text is made of these numbers. A pass that no analysis asked for gives what comes out, so that
+    reading its sites shows where it begins. Of logits -inf is a token that cannot come.
+    """
+    if not torch.compiler.is_compiling() and is_gathering():
+        require_computed(values, what)
+    return values
+
+
+def require_computed(values: Tensor, what: str) -> None:
+    """Raise `AnalysisUnavailable` if what a pass made holds NaN or infinity; -inf masks a score, or bars a token."""
+    # the largest of numbers with a NaN among them is NaN
+    if is_finite(values) or (not values.is_complex() and bool(values.amax() < torch.inf)):
+        return
+    raise AnalysisUnavailable(
+        f"the {what} of this pass: NaN or infinite, so nothing can be said of what the model does with this text.\n"
+        "    glassformer.load says which weights are not finite; gf.run(model, text, read='*') shows where the "
+        "pass begins not to be. In float16 a pass overflows that does not in bfloat16 or float32."
+    )
 
 
 def _switch(modules: list[nn.Module]) -> list[nn.Module]:

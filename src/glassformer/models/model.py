@@ -192,6 +192,11 @@ class Model(nn.Module):
         require(len(set(found)) == len(found), "coordinate_names: two coordinates have one name; give each its own.")
         self._coordinate_names = found
 
+    @property
+    def familiar_length(self) -> int:
+        """Tokens of the longest text that training prepared the model for: of its rows, or `max_len` if nobody says."""
+        return min(self.trained_length or self.config.max_len, self.config.max_len)
+
     def digest(self) -> str:
         """Return the digest of its config and weights (`provenance.digest`): computed once, until they change."""
         return digest(self)

@@ -480,6 +480,9 @@ def _is_row(row: Any) -> bool:
 def _tensor(rows: Tensor | Sequence[Sequence[int]], device: torch.device, left: bool) -> tuple[Tensor, Padding]:
     """Return rows of ids as one tensor; shorter ones are filled up with their own first token."""
     if isinstance(rows, Tensor):
+        if rows.layout != torch.strided or rows.is_meta or rows.is_quantized:
+            kind = "quantised" if rows.is_quantized else "without numbers (meta)" if rows.is_meta else "sparse"
+            raise ShapeMismatch(f"token ids are a dense tensor of integers; found one that is {kind}.")
         if rows.ndim <= 2 and rows.numel() == 0:
             raise TextError("there is no token to read: give at least one.")
         return rows.to(device), WHOLE

@@ -18,7 +18,7 @@ from glassformer.attention import (
 )
 from glassformer.attention.shared import share_parameters
 from glassformer.models.block import Block, BlockConfig, pick
-from glassformer.models.evaluation import drops
+from glassformer.models.evaluation import computed, drops
 from glassformer.models.norms import NormConfig
 from glassformer.models.sub_layer import SubLayer, sub_layers_of
 from glassformer.trace import Site, SiteTable, Tape
@@ -107,6 +107,7 @@ class Stack(nn.Module):
                 states.append(new)
             # keys and values of one layer are as large as its stream, several times over
             del new
+        x = computed(x, "stream")
         if stop == len(blocks):
             x = self.final(x, tape)
         if early is None:

@@ -52,7 +52,7 @@ class Part(NamedTuple):
         """Return the part that some entries make; -inf masks one."""
         scores = wide(scores)
         values = scores.new_zeros(scores.shape[-1], 0) if values is None else values.to(scores.dtype)
-        maximum = scores.detach().amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+        maximum = _maximum(scores)
         weights = (scores - _finite(maximum)[..., None]).exp()
         return cls(maximum, weights.sum(-1), (weights[..., None, :] @ values)[..., 0, :])
 
@@ -100,7 +100,7 @@ def merge_finished(one: Finished, other: Finished) -> Finished:
 
 def safe_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
     """Return the softmax of rows that come in pieces, in three passes: maximum, sum, quotient."""
-    maximum = functools.reduce(torch.maximum, (wide(piece).amax(-1) for piece in pieces)).detach()
+    maximum = functools.reduce(torch.maximum, (_maximum(wide(piece)) for piece in pieces))
     shift = _finite(maximum)[..., None]
     total = sum(((wide(piece) - shift).exp().sum(-1) for piece in pieces), torch.zeros_like(maximum))
     return _quotients(pieces, Part(maximum, total, maximum.new_zeros(*maximum.shape, 0)))
@@ -215,6 +215,11 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Te
 
 def _tiles(length: int, tile: int) -> list[slice]:
     return [slice(start, start + tile) for start in range(0, length, tile)]
+
+
+def _maximum(scores: Tensor) -> Tensor:
+    """Return the largest score of each row; -inf of a row of none."""
+    return scores.detach().amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
 
 
 def _finite(shift: Tensor) -> Tensor:

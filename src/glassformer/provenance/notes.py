@@ -1,9 +1,9 @@
 """What a reader must be warned of: the same words on a terminal, on a page, in JSON and in Python."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassformer.words import Sentence, sentence, spoken
@@ -50,6 +50,26 @@ def gathered() -> Iterator[dict[Note, None]]:
         yield found
     finally:
         _GATHERED.reset(token)
+
+
+@contextmanager
+def about(said: Callable[[str], Sentence]) -> Iterator[None]:
+    """Let what is told inside say what it is of, where that is not what the analysis at work was given.
+
+    Args:
+        said: From what was seen to the sentence that names it.
+    """
+    outer = _GATHERED.get()
+    if outer is None:
+        yield
+        return
+    found: dict[Note, None] = {}
+    token = _GATHERED.set(found)
+    try:
+        yield
+    finally:
+        _GATHERED.reset(token)
+    tell(replace(note, seen=said(note.seen)) for note in found)
 
 
 def is_gathering() -> bool:

@@ -347,15 +347,15 @@ class Apply(Edit):
                 f'Apply at "{site.name}": the function returned {_shown(found)}; it returns the part changed, a tensor '
                 "of its shape, or a number."
             )
-        if found.ndim and found.shape != part.shape:
+        if found.shape != part.shape:
             axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
             named = [" ".join(f"{axis}={size}" for axis, size in zip(axes, u.shape)) for u in (found, part)]
-            returned = named[0] if found.ndim == part.ndim else "x".join(map(str, found.shape))
+            returned = named[0] if found.ndim == part.ndim else "x".join(map(str, found.shape)) or "one number"
             raise ShapeMismatch(
                 f'Apply at "{site.name}": the function returned a tensor of {returned}, and the part is {named[1]}.'
                 "\n    It keeps the shape. If one value is meant for all entries, say so: value.expand_as(part)."
             )
-        return found.to(part.device, part.dtype).expand_as(part)
+        return found.to(part.device, part.dtype)
 
 
 def _require_value(value: Any, edit: Edit) -> None:

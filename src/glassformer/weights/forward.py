@@ -22,6 +22,7 @@ from glassformer.attention.projections import ProjectionInputs
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
+from glassformer.models.evaluation import computed
 from glassformer.models.padding import WHOLE, Padding
 from glassformer.models.stack import make_context, with_source
 from glassformer.numerics.precision import wide_copy
@@ -70,7 +71,7 @@ def logits(
         body, one = (x[..., :-1], x[..., -1:]) if w.augmented else (x, None)
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)
     x = x @ w.U
-    return x if w.bU is None else x + w.bU
+    return computed(x if w.bU is None else x + w.bU, "logits")
 
 
 def _require_single_values(w: HeadWeights) -> None:

@@ -10,10 +10,10 @@ import torch
 import glassformer as gf
 from glassformer.data import Batch, word_tokenizer
 from glassformer.errors import GlassformerError, ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import Model, Serving, beam_search, generate
+from glassformer.models import GREEDY, Model, Serving, beam_search, generate
 from glassformer.models.decoder import DecoderConfig
 from glassformer.models.reading import Inputs, read_opening
-from glassformer.testing.models import ARCHITECTURES
+from glassformer.testing.models import ARCHITECTURES, subject
 
 WORDS = word_tokenizer(["a b c d e f g"])
 LAST = WORDS.vocab_size - 1
@@ -164,3 +164,17 @@ def test_a_prompt_that_was_read_is_generated_from_as_it_is() -> None:
     assert run_of.start is None and run_of.lengths is not None
     assert generate(model, run_of, max_new_tokens=3) == generate(model, inputs, max_new_tokens=3)
     assert inputs.start is not None and inputs.output.counts == [3, 2]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_ids_that_are_no_dense_integers_are_refused_by_what_they_are() -> None:
+    model, ids = subject("gpt2").model, torch.tensor([[1, 2, 3]])
+    kinds = {
+        "sparse": ids.to_sparse(),
+        "without numbers": ids.to("meta"),
+        "quantised": torch.quantize_per_tensor(ids.float(), 1.0, 0, torch.qint8),
+    }
+    for said, given in kinds.items():
+        for read in (lambda x: generate(model, x, GREEDY, max_new_tokens=1), lambda x: gf.run(model, x)):
+            with pytest.raises(ShapeMismatch, match=f"a dense tensor of integers; found one that is {said}"):
+                read(given)

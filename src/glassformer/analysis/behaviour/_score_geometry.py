@@ -114,7 +114,7 @@ def score_geometry(
     """
     run.require(_sites_of_scores(run.model), "score_geometry")
     known, left_out = _measurable(run.model)
-    trained = length or run.model.trained_length or run.model.config.max_len
+    trained = length or run.model.familiar_length
     labels, found = list[str](), list[_Numbers]()
     for path, of_layer in itertools.groupby(known, lambda head: head.path):
         layer = list(of_layer)

@@ -32,6 +32,7 @@ from glassformer.analysis.heads.roles import (
     drawable,
     heads,
     no_patterns,
+    of_random_tokens,
     pattern_sites,
     repeated_tokens,
     role_masks,
@@ -44,6 +45,7 @@ from glassformer.models import Model, ModelLike
 from glassformer.models.norms import Norm
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
+from glassformer.provenance import about
 from glassformer.trace import Read
 
 EVALUATORS = ("previous_token", "prefix_matching", "duplicate_token", "first_token", "current_token", "copying")
@@ -97,7 +99,7 @@ def evaluate_heads(
         model: A decoder.
         text: Rows of ids. What is longer than the other rows is cut; if it is shorter, so is the unit.
         n_sequences: Rows per setting.
-        unit: Length of what is repeated; shorter if the context or the vocabulary has no room.
+        unit: Length of what is repeated; shorter if the training, the context or the vocabulary has no room.
         repeats: How often it occurs.
 
     Raises:
@@ -117,7 +119,7 @@ def evaluate_heads(
     settings = settings_of(model, text, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     ids = torch.cat(list(settings.values())).to(place_of(model))
     meter = _ScoreMeter(model, ids)
-    with torch.no_grad():
+    with torch.no_grad(), about(of_random_tokens):
         run(model, ids, read=[read for path in dict.fromkeys(h.path for h in known) for read in meter.reads(path)])
     return _summarise(meter, known, {name: len(rows) for name, rows in settings.items()})
 

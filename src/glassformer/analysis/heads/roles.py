@@ -32,10 +32,14 @@ from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, SubLayer, require_model
 from glassformer.numerics.precision import wide
+from glassformer.provenance import about
+from glassformer.words import Sentence, sentence
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
 NAMED = 0.4  # a head is called by a role from this score on repeated random tokens on; below, it resembles one
+# positions from which random tokens are repeated more than once: copies that are short look alike one and two back
+_ROOM = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +178,7 @@ def head_scores(
     Args:
         model: A decoder, an encoder or an encoder-decoder.
         n_sequences: Sequences in the one batch that is run.
-        unit: Length of the unit; shorter if the context or the vocabulary has no room.
+        unit: Length of the unit; shorter if the training, the context or the vocabulary has no room.
         repeats: How often it occurs.
 
     Raises:
@@ -187,7 +191,8 @@ def head_scores(
     if not pattern_sites(model):
         raise no_patterns("head_scores", ", ".join(sorted({h.mechanism for h in heads(model)})) or "no attention")
     inputs = repeated_inputs(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
-    done = run(model, *inputs, read=pattern_sites(model))
+    with about(of_random_tokens):
+        done = run(model, *inputs, read=pattern_sites(model))
     patterned = {h.stack for h in heads(model) if h.reading is not None and not h.crosses}
     found = [(name, head_roles(done, stack=name or None)) for name in model.stacks if name in patterned]
     scores = [_unforetold(one.scores) if model.reads_ahead(name) else one.scores for name, one in found]
@@ -197,6 +202,16 @@ def head_scores(
         found[-1][1].positions,
         tuple(reading for _, one in found for reading in one.readings),
     )
+
+
+def repeats_for(model: ModelLike) -> int:
+    """Return how often random tokens are repeated in rows that training prepared a model for."""
+    return 4 if model.familiar_length >= _ROOM else 2
+
+
+def of_random_tokens(seen: str) -> Sentence:
+    """Return what is said of repeated random tokens, as said of them."""
+    return sentence("Repeated random tokens, on which heads are scored: {seen}", seen=seen)
 
 
 def _unforetold(scores: Labelled) -> Labelled:
@@ -221,9 +236,13 @@ def repeated_tokens(
     repeats: Count = 4,
     of_source: bool = False,
 ) -> Int[Tensor, "batch pos"]:
-    """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
+    """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn.
+
+    Rows are no longer than training prepared the model for, unless that leaves no unit.
+    """
     bos, free = drawable(model, of_source)
-    unit = min(unit, (model.config.max_len - (bos is not None)) // repeats, len(free))
+    trained, most = ((n - (bos is not None)) // repeats for n in (model.familiar_length, model.config.max_len))
+    unit = min(unit, max(trained, 2), most, len(free))
     if unit < 2:
         raise AnalysisUnavailable(
             f"repeated random tokens need a unit of at least 2; max_len={model.config.max_len} and "

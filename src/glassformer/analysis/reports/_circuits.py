@@ -29,7 +29,7 @@ from glassformer.analysis.from_weights import (
     positional_heads,
 )
 from glassformer.analysis.heads import HeadEvaluation, HeadScores, evaluate_heads, head_scores
-from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens
+from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens, repeats_for
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
@@ -62,8 +62,6 @@ from glassformer.words import sentence
 T = TypeVar("T")
 
 NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
-# positions from which random tokens are repeated more than once: copies that are short look alike one and two back
-ROOM = 40
 ANALYSES = 11  # that are asked, one after the other
 # of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
 WIRED = 0.5
@@ -107,7 +105,7 @@ def circuits(
     placed = asked("heads that go by position", lambda: positional_heads(w))
     read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
-    repeats = 4 if model.config.max_len >= ROOM else 2
+    repeats = repeats_for(model)
     scored, measured = None, dict[str, dict[str, float]]()
     if model.continues:
         scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))

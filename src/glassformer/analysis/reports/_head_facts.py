@@ -24,7 +24,7 @@ from glassformer.words import sentence
 N_TOP_HEADS = 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
 TELLING_SCORE = 0.3
-N_SEQUENCES = 4  # of random tokens: about 300 repetitions, and few patterns to hold
+N_SEQUENCES, N_TOKENS = 4, 400  # random ones, at least: some 300 repetitions, and few patterns to hold
 
 
 def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[Note]]:
@@ -86,7 +86,8 @@ def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[Note]
 def _model_wide(run: Run) -> dict[str, tuple[float | None, ...]]:
     """Return what heads do on repeated random tokens, by head; nothing where that is not defined."""
     try:
-        found = roles.head_scores(run.model, n_sequences=N_SEQUENCES)
+        n = max(N_SEQUENCES, N_TOKENS // run.model.familiar_length)
+        found = roles.head_scores(run.model, n_sequences=n, repeats=roles.repeats_for(run.model))
     except AnalysisUnavailable:
         return {}
     return {

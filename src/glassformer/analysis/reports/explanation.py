@@ -13,7 +13,9 @@ from glassformer.analysis.reports.model_facts import ModelFacts
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import role_of
 
-FORMAT, VERSION = "glassformer.explanation", 2
+FORMAT, VERSION = "glassformer.explanation", 3
+# in how many steps the largest weight of a pattern is counted
+STEPS = 65_535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +224,7 @@ class TopHead:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern(Result):
-    """One head's pattern; as JSON, one byte per entry."""
+    """One head's pattern; as JSON, whole numbers of steps that sum to what each row does, small ones in one byte."""
 
     label: str
     stack: str
@@ -249,11 +251,13 @@ class Pattern(Result):
         rows, columns = self.weights.shape
         signed = bool((self.weights < 0).any())
         scale = float(self.weights.abs().max()) if self.weights.numel() else 0.0
-        unit = self.weights.double() / (scale or 1.0)
-        data = (unit * 127).round() + 128 if signed else (unit * 255).round()
+        # what rounding leaves goes to the next entry, so that many small weights do not all round one way
+        sums = (self.weights.double() * (STEPS / (scale or 1.0))).cumsum(-1).round().long()
+        data = sums.diff(dim=-1, prepend=torch.zeros_like(sums[:, :1]))
         lower = torch.ones(rows, columns, dtype=torch.bool).tril()
         causal = rows == columns and not bool(self.weights[~lower].any())
-        entries = (data[lower] if causal else data.flatten()).to(torch.uint8)
+        entries = data[lower] if causal else data.flatten()
+        entries = torch.where(entries < 0, -2 * entries - 1, 2 * entries) if signed else entries
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weights"}
         return fields | {
             "rows": rows,
@@ -261,8 +265,17 @@ class Pattern(Result):
             "signed": signed,
             "scale": scale,
             "layout": "lower" if causal else "full",
-            "data": base64.b64encode(entries.cpu().numpy().tobytes()).decode("ascii"),
+            "steps": STEPS,
+            "data": base64.b64encode(_in_sevens(entries.cpu())).decode("ascii"),
         }
+
+
+def _in_sevens(numbers: Int[Tensor, " entry"]) -> bytes:
+    """Return whole numbers of up to 21 bits in bytes of seven each, lowest first, the eighth where another follows."""
+    more = torch.stack((numbers >= 1 << 7, numbers >= 1 << 14, numbers < 0), -1)
+    parts = torch.stack((numbers & 127, numbers >> 7 & 127, numbers >> 14), -1) + 128 * more
+    there = torch.cat((torch.ones_like(more[:, :1]), more[:, :2]), -1)
+    return parts[there].to(torch.uint8).numpy().tobytes()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from glassformer.checkpoints.families import FIELD, Family, Fields, Source, sour
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import TOKENIZERS, envelope, sha256_of
-from glassformer.checkpoints.tensors import INDEX, WEIGHTS
+from glassformer.checkpoints.tensors import INDEX, WEIGHTS, narrowed
 from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
@@ -73,7 +73,7 @@ def convert(
         report: Told how many tensors are done, and of how many.
 
     Raises:
-        ConfigError: No such layout, or a shard size that is not positive.
+        ConfigError: No such layout, a shard size that is not positive, or weights too large for the type.
         CheckpointError: The source cannot be read, or the layout has no place for a part of it.
         SaveError: There is something in the folder, or it cannot be written.
     """
@@ -225,7 +225,7 @@ def _write(
 
     for n, tensors in groups:
         for name, value in tensors.items():
-            value = value.detach().to(dtype if dtype and value.is_floating_point() else value.dtype).contiguous()
+            value = narrowed(name, value.detach(), dtype if value.is_floating_point() else None)
             if waiting and size + value.nbytes > shard_size:
                 flush()
             # safetensors refuses two names for one memory

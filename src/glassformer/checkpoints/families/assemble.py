@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,16 +158,18 @@ def _write(part: Tensor, ours: Tensor, name: str, theirs: str) -> None:
     part.copy_(ours)
 
 
-def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles) -> dict[str, str]:
+def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles, config: Any) -> dict[str, str]:
     """The names that tensors have in the files, for each of theirs that a model needs.
 
     Args:
         family: Whose table made the parts.
         parts: What each of our tensors is made of.
         files: What there is.
+        config: Ours.
 
     Raises:
-        CheckpointError: Tensors are missing, there are some that nothing uses, or two that the config ties differ.
+        CheckpointError: Tensors are missing, there are some that nothing uses, two that the config ties differ, or one
+            that the model computes is another one in the files.
     """
     wanted = dict.fromkeys(piece.name for source in parts.values() for piece in source.pieces)
     written = _prefix(family, wanted, files)
@@ -175,7 +177,7 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles
     copies = {written(copy): written(of) for copy, of in family.copies.items() if copy not in wanted}
     missing = [name for name in stored.values() if name not in files]
     used = {*stored.values(), *copies}
-    ignored = [re.compile(_glob(pattern)) for pattern in family.ignored]
+    ignored = [re.compile(_glob(pattern)) for pattern in (*family.ignored, *family.computed)]
     extra = [n for n in files if n not in used and not any(pattern.fullmatch(n) for pattern in ignored)]
     problems = [f'"{name}" is missing.{nearest(name, extra)}' for name in missing[:3]]
     problems += [f'"{name}" is there, and nothing uses it.' for name in extra[:3]]
@@ -199,7 +201,26 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles
                 f'"{files.folder}": the config ties "{copy}" to "{of}", and the two differ. If both were trained, '
                 'set "tie_word_embeddings": false in its config.json.'
             )
+    for pattern, made in family.computed.items():
+        for name in filter(re.compile(_glob(pattern)).fullmatch, files.keys() - used):
+            _require_as_computed(files, name, made, config)
     return stored
+
+
+def _require_as_computed(files: TensorFiles, name: str, made: Callable[[Any, int], Tensor], config: Any) -> None:
+    """Raise `CheckpointError` unless a tensor holds what our model computes in its place."""
+    found = files.read(name).float()
+    ours = made(config, len(found)).float()
+    fits = found.shape == ours.shape
+    # sines of large angles in float32, and what the file's type rounds them to
+    kind = files[name].dtype or torch.float32
+    off = float((found - ours).nan_to_num(0.0).abs().max()) if fits and found.numel() else 0.0
+    if not fits or off > max(1e-3, 2 * torch.finfo(kind).eps):
+        how = f"is off by up to {off:.2g}" if fits else f"has shape {tuple(found.shape)}, not {tuple(ours.shape)}"
+        raise CheckpointError(
+            f'"{files.folder}": "{name}" {how} from what the model computes in its place, a table '
+            "of sines by position: it was trained or changed, and is not read."
+        )
 
 
 def _same(files: TensorFiles, one: str, other: str) -> bool:

@@ -13,12 +13,12 @@ M2M-100       before    no                       sines, then cosines, from behin
 The sides of Marian may have vocabularies of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.family import Family, Piece, Table, position_rows
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.models import (
     BlockConfig,
@@ -178,19 +178,35 @@ _COPIES = {
 
 # what both sides share lies there all the same when they share nothing
 _SHARED = "model.shared.weight"
-_FIXED = (_SHARED, "*.embed_positions.weight", "*.embed_positions.weights")
+_SINES_BY_POSITION: Mapping[str, Callable[[Any, int], Tensor]] = {
+    "*.embed_positions.weight": position_rows,
+    "*.embed_positions.weights": position_rows,
+}
 
 
 def _family(
-    name: str, kind: str, config: Callable[[Fields], EncoderDecoderConfig], ignored: tuple[str, ...] = (_SHARED,)
+    name: str,
+    kind: str,
+    config: Callable[[Fields], EncoderDecoderConfig],
+    *ignored: str,
+    computed: Mapping[str, Callable[[Any, int], Tensor]] | None = None,
 ) -> Family:
-    return Family(name, (kind,), config, _table, prefixes=("model.",), ignored=ignored, copies=_COPIES)
+    return Family(
+        name,
+        (kind,),
+        config,
+        _table,
+        prefixes=("model.",),
+        ignored=(_SHARED, *ignored),
+        computed=computed or {},
+        copies=_COPIES,
+    )
 
 
 BART = _family("BART", "bart", _bart_config)
 BLENDERBOT = _family("Blenderbot", "blenderbot", _blenderbot_config)
-M2M100 = _family("M2M-100", "m2m_100", _m2m_config, (*_FIXED, "final_logits_bias"))
-MARIAN = _family("Marian", "marian", _marian_config, _FIXED)
+M2M100 = _family("M2M-100", "m2m_100", _m2m_config, "final_logits_bias", computed=_SINES_BY_POSITION)
+MARIAN = _family("Marian", "marian", _marian_config, computed=_SINES_BY_POSITION)
 MBART = _family("mBART", "mbart", _mbart_config)
-PEGASUS = _family("Pegasus", "pegasus", _pegasus_config, _FIXED)
+PEGASUS = _family("Pegasus", "pegasus", _pegasus_config, computed=_SINES_BY_POSITION)
 PLBART = _family("PLBART", "plbart", _plbart_config)

@@ -4,7 +4,7 @@ learned, or sines and then cosines counted from 2."""
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.checkpoints.families.family import Family, Table
+from glassformer.checkpoints.families.family import Family, Table, position_rows
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import separate_qkv
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, Sinusoidal, block, repeat
@@ -74,7 +74,7 @@ BIOGPT, XGLM = (
         config,
         _table(top, head),
         prefixes=(f"{top}.",),
-        ignored=("model.embed_positions.weights",),
+        computed={"model.embed_positions.weights": position_rows},
         copies={head: f"{top}.embed_tokens.weight"},
     )
     for name, config, top, head in (

@@ -78,6 +78,8 @@ class Family:
         prefixes: What all names of a file may begin with, or lack.
         endings: Endings of names, and what old files have in their place.
         ignored: Patterns of tensors that hold no weights (masks, tables of angles).
+        computed: Patterns of tensors that our model computes, and from our config and their number of rows what stands
+            for them, NaN in rows that no text meets. Files that hold other numbers are refused.
         copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
         recognise: For layouts without `model_type`: whether a config is one of theirs.
         holds: Tensors by whose names it is told from a family with the same configs, which must be listed after it.
@@ -99,6 +101,7 @@ class Family:
     prefixes: tuple[str, ...] = ()
     endings: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    computed: Mapping[str, Callable[[Any, int], Tensor]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     recognise: Callable[[Mapping[str, Any]], bool] | None = None
     holds: tuple[str, ...] = ()
@@ -118,3 +121,8 @@ class Family:
         if self.recognise is not None and self.recognise(config):
             return True
         return config.get("model_type") in self.model_types
+
+
+def position_rows(config: Any, rows: int) -> Tensor:
+    """Return the table of so many rows that a config's positions stand for, where they are computed."""
+    return config.positions.build(config.d_model, rows).rows_of(rows)

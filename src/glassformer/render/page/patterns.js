@@ -3,11 +3,25 @@
 const THUMB = 102; // longest side of a small picture, in CSS pixels
 const LABEL_ROOM = 96; // CSS pixels beside and above a large picture for its token labels
 
+// whole numbers from bytes of seven bits, lowest first, the eighth set where another follows; signed ones fold at zero
+function wholeNumbers(bytes, isSigned) {
+  const found = [];
+  for (let i = 0, at = 0, value = 0; i < bytes.length; i++) {
+    const byte = bytes.charCodeAt(i);
+    value += (byte & 127) << at;
+    at += 7;
+    if (byte > 127) continue;
+    found.push(!isSigned ? value : value % 2 ? -(value + 1) / 2 : value / 2);
+    at = value = 0;
+  }
+  return Int32Array.from(found);
+}
+
 class Pattern {
   constructor(entry) {
     Object.assign(this, entry);
-    const bytes = Uint8Array.from(atob(entry.data), (c) => c.charCodeAt(0));
-    this.bytes = bytes;
+    this.counts = wholeNumbers(atob(entry.data), entry.signed); // of steps
+    this.step = entry.scale / entry.steps;
     // a weight is a share of 1 where rows are mixtures; elsewhere the head's own largest weight is the measure
     this.limit = !entry.signed && entry.scale <= 1.0001 ? 1 : entry.scale;
   }
@@ -16,8 +30,7 @@ class Pattern {
   at(q, k) {
     const lower = this.layout === "lower";
     if (lower && k > q) return null;
-    const byte = this.bytes[lower ? (q * (q + 1)) / 2 + k : q * this.columns + k];
-    return this.signed ? ((byte - 128) * this.scale) / 127 : (byte * this.scale) / 255;
+    return this.step * this.counts[lower ? (q * (q + 1)) / 2 + k : q * this.columns + k];
   }
 
   row(q) {
@@ -26,10 +39,9 @@ class Pattern {
 
   // the query and key of the largest weight, either sign
   peak() {
-    const zero = this.signed ? 128 : 0;
     let best = 0;
-    this.bytes.forEach((byte, i) => {
-      if (Math.abs(byte - zero) > Math.abs(this.bytes[best] - zero)) best = i;
+    this.counts.forEach((count, i) => {
+      if (Math.abs(count) > Math.abs(this.counts[best])) best = i;
     });
     if (this.layout === "full") return [Math.floor(best / this.columns), best % this.columns];
     const q = Math.floor((Math.sqrt(8 * best + 1) - 1) / 2);
