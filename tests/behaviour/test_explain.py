@@ -158,9 +158,9 @@ def test_no_head_of_a_model_without_induction_heads_is_called_one() -> None:
 
 
 def test_where_random_tokens_cannot_be_repeated_roles_are_those_on_the_text() -> None:
-    # a context of six tokens has no room for a unit four times
-    model = DecoderConfig(11, 16, (block(n_heads=2, mlp=Mlp()),) * 2, max_len=6).build(seed=0).eval()
-    found = explain(model, [1, 2, 3, 1])
+    # a context of three tokens has no room for a unit twice
+    model = DecoderConfig(11, 16, (block(n_heads=2, mlp=Mlp()),) * 2, max_len=3).build(seed=0).eval()
+    found = explain(model, [1, 2, 1])
     assert all(r.model_wide is None and r.named is None for h in found.heads for r in h.roles)
     assert not any("resembles" in line for line in lines(found))
 
