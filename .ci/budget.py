@@ -2,8 +2,8 @@
 
     .venv/bin/python .ci/budget.py test check
 
-A budget is CPU time in units of a calibration loop, so that it means the same on a slower machine and on a busy one; who
-spends no more seconds than the budget names has held it on any machine. It grows with the mechanisms, analyses and
+A budget is CPU time in units of a calibration loop, so that it means the same on a slower machine and on a busy one;
+who spends no more seconds than the budget names has held it on any machine. It grows with the mechanisms, analyses and
 families that there are. The files whose tests cost most are printed.
 """
 
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 class Calibration:
     """The CPU seconds of a fixed piece of work, done again every few seconds beside what is measured.
 
-    What a second of CPU time does depends on what runs on the other half of the core and on how warm the machine is: the
-    same tests took 469 and 532 units where the work was done before and after them only.
+    What a second of CPU time does depends on what runs on the other half of the core, and on how warm the machine is:
+    the same tests took 469 and 532 units where the work was done before and after them only.
     """
 
     def __init__(self, every: float) -> None:
