@@ -304,6 +304,14 @@ def test_an_edit_of_the_stream_that_enters_the_first_layer_is_made_once_in_every
 
 
 @pytest.mark.parametrize("loop", [sweep, one_by_one])
+def test_a_row_whose_edit_makes_what_is_no_number_says_so_and_the_others_are_what_they_were(loop: Any) -> None:
+    case = subject("llama")
+    plan = [[Scale("blocks.0.attn.scores", -1.0)], [Scale("blocks.0.attn.z", 0.0)]]
+    lost, other = loop(case.model, case.inputs[0], plan, logit_difference(1, 2)).values.values[0]
+    assert lost.isnan().all() and other.isfinite().all()
+
+
+@pytest.mark.parametrize("loop", [sweep, one_by_one])
 def test_rows_that_read_each_other_at_one_site_are_refused(loop: Any) -> None:
     case = subject("llama")
     plan = [[Take("blocks.0.attn.z", 1)], [Take("blocks.0.attn.z", 0)]]
