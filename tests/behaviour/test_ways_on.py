@@ -11,7 +11,7 @@ from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, MissingExtra, RunFolderError, TextError
 from glassformer.figures import drawing
 from glassformer.models import GREEDY, beam_search
-from glassformer.training import train
+from glassformer.training import read_metrics, train
 from tiny_runs import recipe
 
 
@@ -79,3 +79,34 @@ def test_what_needs_patterns_names_what_needs_none():
 
     error = no_patterns("heads", "linear")
     assert isinstance(error, AnalysisUnavailable) and "attribution needs none: analysis." in str(error)
+
+
+def test_runs_are_compared_in_a_table_and_one_chart(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    for name, width in (("narrow", 16), ("wide", 32)):
+        train(recipe(steps=3, model=recipe().model.replace(d_model=width)), tmp_path / name)
+    drawn = []
+    monkeypatch.setattr("glassformer.render.curves.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["plot", str(tmp_path / "narrow"), str(tmp_path / "wide"), "--out", str(tmp_path / "x.png")]) == 0
+    said = capsys.readouterr().out
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if "│" in line]
+    rows = {name: cells for name, *cells in table}
+    models = [gf.load(str(tmp_path / name)) for name in ("narrow", "wide")]
+    assert rows["parameters"] == [f"{sum(v.numel() for v in model.parameters()):,}" for model in models]
+    losses = [
+        [line["heldout_loss"] for line in read_metrics(tmp_path / n) if "heldout_loss" in line][-1]
+        for n in ("narrow", "wide")
+    ]
+    assert rows["held-out loss (nats per token)"] == [f"{loss:.4g}" for loss in losses]
+    assert all(float(cell.replace(",", "")) > 0 for cell in rows["tokens per second"])
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines] == ["narrow", "wide"]
+    assert [line.get_ydata()[-1] for line in axes.lines] == losses and "Vocabularies differ" not in said
+    assert main(["plot", "attn-only-2l", "zh-en", "--out", str(tmp_path / "y.png")]) == 0
+    assert "Vocabularies differ" in capsys.readouterr().out
+    # counts of tokens are written out, no power of ten in the corner
+    figure = drawn[1]
+    figure.draw_without_rendering()
+    assert "2 M" in [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert not figure.axes[0].xaxis.get_offset_text().get_text()

@@ -30,7 +30,7 @@ VERBS: dict[str, str] = {
     "study": "check what papers claim, in miniature: list, run, report, verify",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
-    "plot": "draw a run's metrics",
+    "plot": "draw a run's metrics, or compare runs",
     "generate": "continue a text, or translate one",
     "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",
