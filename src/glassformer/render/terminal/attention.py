@@ -17,6 +17,6 @@ def most_seen(found: Attention) -> RenderableType:
         cells: list[str] = []
         for row in (pattern.weights.mean(0), pattern.weights[-1]):
             order = row.abs().topk(min(N_KEYS, len(row))).indices.tolist()
-            cells.append(", ".join(f"{k} {visible(keys[k])} {float(row[k]):.3f}" for k in order))
+            cells.append(", ".join(f"{k} {visible(keys[k])} {float(row[k]):.3f}" for k in map(int, order)))
         rows.add_row(pattern.label, *cells)
     return Group(rows, *noted(found.notes))
