@@ -103,7 +103,7 @@ def _patterns(name: str, value: Labelled, texts: dict[str, list[str]]) -> list[P
     named = {axis: _list_of(site, axis, value.size(axis), texts) for axis in ("query", "key")}
     return [
         Pattern(
-            label=str(label) if isinstance(label, str) else f"{name.removesuffix('.pattern')} {label}",
+            label=str(label) if isinstance(label, str) else f"{site.path} {label}",
             stack=site.stack, part=site.part, layer=site.layer or 0, head=h,
             weights=value.values[0, h].detach().float(),
             **named,
