@@ -54,6 +54,12 @@ def docstring_of(function: Callable[..., Any], described: Mapping[str, str] = PA
     return "\n\n".join(filter(None, (about, "Args:\n" + "".join(entries).rstrip(), rest)))
 
 
+def described_in(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring of a function or a class says of each parameter, on one line."""
+    _, entries, _ = _parts(inspect.cleandoc(function.__doc__ or ""))
+    return {name: " ".join(entry.partition(":")[2].split()) for name, entry in entries.items()}
+
+
 def _parts(text: str) -> tuple[str, dict[str, str], str]:
     """Return what stands above the parameters of a docstring, their entries by name, and what stands below."""
     about, args, behind = text.partition("\nArgs:\n")

@@ -229,6 +229,7 @@ TEXT = "for i in range("
 # a line of each verb that writes documents; what parity reads has to be made first
 WRITING: dict[str, list[str]] = {
     "explain": [TEXT],
+    "attention": [TEXT],
     "patch": ["--n", "2", "--sites", "z"],
     "paths": ["--n", "2"],
     "edges": ["--n", "2", "--verify", "2"],

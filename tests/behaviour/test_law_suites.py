@@ -91,3 +91,36 @@ def test_a_broken_mechanism_fails_the_law_it_breaks(fault: str, made_elsewhere: 
     (made_elsewhere / "sigmoid_attention.py").write_text(MECHANISM.replace(right, wrong), encoding="utf-8")
     done = laws_of(made_elsewhere, "-k", law)
     assert re.search(rf"FAILED .*::{law}\w*\[sigmoid\]", done.stdout), done.stdout[-3000:]
+
+
+SQUARED = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glassformer.attention import Mixer, MixerConfig, Traits
+from glassformer.testing import MechanismLaws
+
+
+@dataclass(frozen=True)
+class Squared(MixerConfig, kind="squared"):
+    """Squared-ReLU weights: exact zeros, of a first position's weight on itself too."""
+
+    traits: ClassVar[Traits] = Traits()
+
+
+class SquaredMixer(Mixer, config=Squared):
+    def pattern(self, q, k, x, context, tape):
+        found, allowed = (q @ k.mT).relu().square(), context.allowed(q.shape[-2], k.shape[-2])
+        return found if allowed is None else found.masked_fill(~allowed, 0.0)
+
+
+class TestSquared(MechanismLaws):
+    mechanism = Squared
+'''
+
+
+@pytest.mark.full
+def test_a_mechanism_with_weights_that_are_exactly_zero_holds_the_laws_of_order(tmp_path: Path) -> None:
+    (tmp_path / "test_squared.py").write_text(SQUARED, encoding="utf-8")
+    done = laws_of(tmp_path, "-k", "future_tokens or first_position", "test_squared.py")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout

@@ -15,6 +15,7 @@ MODEL, TEXT = "attn-only-1l", "import os\nimport sys\nimport"
 PAIRS = ("--n", "2")
 VERBS: dict[str, tuple[str, ...]] = {
     "explain": (TEXT,),
+    "attention": (TEXT,),
     "lens": (TEXT,),
     "route": (TEXT,),
     "attribute": (TEXT,),

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis.cards import card_of, cards
-from glassformer.analysis.coordinates import refuse_padding
+from glassformer.analysis.coordinates import in_own_rows, refuse_padding
 from glassformer.analysis.prepare import prepare
 from glassformer.arguments import checked
 from glassformer.data import Marks
 from glassformer.data.tokenizer import Specials
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
+from glassformer.figures import viewers
 from glassformer.files import json_text, tensors_in, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
@@ -33,7 +34,8 @@ from glassformer.models.readable import PositionLabels, name_positions, with_coo
 from glassformer.models.reading import Inputs, Side
 from glassformer.numerics.indices import one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
-from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, in_layers, parts_of
+from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, SiteTable, Tape, in_layers, parts_of
+from glassformer.words import Language, speaking
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -46,7 +48,8 @@ class Run(Mapping[str, Labelled]):
     Args:
         sites: Everything that was read.
         inputs: What the model read: ids, tokens, padding, notes; its names are the run's.
-        logits: The model's output over the vocabulary, `batch pos vocab`; None if it gives none.
+        logits: The model's output over the vocabulary, `batch pos vocab`; None if it gives none. At the padding of
+            shorter rows its numbers mean nothing: `last_logits` has those of each row's last token.
         output: What a model we did not write returned.
         model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
         bound: What it is of: see `provenance`.
@@ -141,6 +144,22 @@ class Run(Mapping[str, Labelled]):
             )
         return self.logits
 
+    @property
+    def in_columns(self) -> bool:
+        """Whether it is of a `Batch`: edits that take their values from it count its columns."""
+        return self.inputs.in_columns
+
+    @property
+    def last_logits(self) -> Tensor:
+        """Logits of the last real token of each row, `batch vocab`.
+
+        Of rows of unequal length `logits[:, -1]` is not that: for shorter ones it is what the model says of padding.
+        Raises `AnalysisUnavailable` if the model gives no logits.
+        """
+        logits = self.predictions()
+        places = [self.place(-1, row) for row in range(len(self.token_rows))] or [-1] * len(logits)
+        return logits[torch.arange(len(logits), device=logits.device), torch.tensor(places, device=logits.device)]
+
     def __getitem__(self, name: str | tuple[Any, ...]) -> Labelled:
         """Return a site by its name, or by what stands behind `blocks.3.` in it and the layer: `run["pattern", 3]`.
 
@@ -160,6 +179,8 @@ class Run(Mapping[str, Labelled]):
             read = (
                 ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
             )
+            if unknown := self._no_site(name):
+                raise SiteNotRead(f'"{name}" was not read: {unknown}\n    Read: {read or "nothing"}.')
             close, advice = nearest(name, self.sites), self._to_read(name)
             raise SiteNotRead(f'"{name}" was not read.{close} Read: {read or "nothing"}.\n    {advice}')
         return self.sites[name]
@@ -225,6 +246,15 @@ class Run(Mapping[str, Labelled]):
         """Return the sites of the model; of a run that was loaded without one, those that were read."""
         known = getattr(self.model, "sites", None)
         return {name: Site.named(name) for name in self.sites} if known is None else known()
+
+    def _no_site(self, name: str) -> str:
+        """Return what to say of a name that no site of the model has, with the nearest; nothing if one has it."""
+        if isinstance(table := self._table(), SiteTable):
+            try:
+                table.match(name)
+            except UnknownSite as error:
+                return str(error)
+        return ""
 
     def _to_read(self, name: str) -> str:
         """Return what to do about a site that was not read."""
@@ -376,6 +406,34 @@ class Run(Mapping[str, Labelled]):
         panels = [figures.Panel(name, self[name], trained_length=trained) for name in names]
         return figures.draw(panels, overview=not sites, notes=[str(note) for note in self.notes if note.meaning])
 
+    @checked
+    def show(self, lang: Language = "en") -> None:
+        """Display what every head looks at: a page in a notebook, elsewhere a table; raises as `html`.
+
+        Args:
+            lang: Language of what is shown: `en`, `zh`.
+        """
+        with speaking(lang):
+            viewers.viewer().show(self)
+
+    @checked
+    def html(self, path: str | Path, lang: Language = "en") -> Path:
+        """Write a page of the patterns that were read, whole or not at all; it opens in any browser and loads nothing.
+
+        Of several prompts it is the first: `run.prompt(1).html(path)` is of another.
+
+        Args:
+            path: File to write.
+            lang: Language of the page: `en`, `zh`.
+
+        Raises:
+            SiteNotRead: No pattern was read.
+            ShapeMismatch: No layer of the model attends by a pattern.
+            SaveError: The file cannot be written.
+        """
+        with speaking(lang):
+            return write(path, viewers.viewer().page(self))
+
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
         from safetensors.torch import save
@@ -498,7 +556,8 @@ def run(
         read: Site names, globs, short names (`pattern`, of all layers that have it), heads (`L1H6.pattern`), `Read` for
             a part or a reduced value, and analyses of one pass, which stand for what they read; see `Tape` for several
             reads of one site.
-        edit: An edit or several, or pairs of a site and a plain function.
+        edit: An edit or several, or pairs of a site and a plain function. Single positions are each row's own:
+            `At(pos=-1)` is the last token of every row, however long.
         specials: Put special tokens around a text always (True) or never (False), or take those whose names the text
             holds and no others ("in-text"), see `Tokenizer.adding`; by default as the tokenizer was made or published.
         lengths: Real tokens in each row of ids, if they are padded on the right.
@@ -513,7 +572,8 @@ def run(
         TextError: The text is empty, longer than the context, or mostly unknown, or the model has no tokenizer.
         TokenOutOfRange: An id is outside the vocabulary.
         UnknownSite: A read or an edit names a site the model does not have, or by a short name several of a layer.
-        ShapeMismatch: A position that is read or edited is padding in some row; in a `Batch`, columns are counted.
+        ShapeMismatch: A position that is read is padding in some row, or a row that is edited has no such position; in
+            a `Batch`, columns are counted.
 
     Example:
         >>> run = gf.run(model, "to be or not to", read=["blocks.*.resid_post"])
@@ -531,8 +591,9 @@ def run(
         )
         labels = PositionLabels(given)
         asked = [(tape.table[request.read.site], request.read.at) for request in tape.requests.values()]
-        asked += [(tape.table[site], one.at) for site, edits in tape.edits.items() for one in edits]
         refuse_padding(given, labels, asked)
+        for site, edits in tape.edits.items():
+            tape.edits[site] = in_own_rows(given, labels, tape.table[site], edits)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)

@@ -17,6 +17,7 @@ from glassformer.version import __version__
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
+    "attention": "show what every head looks at, of any model",
     "patch": "patch activations: which values carry an answer",
     "paths": "patch paths: what heads and MLPs do through some receivers alone",
     "edges": "estimate what every edge between heads carries, and check the largest",
@@ -30,7 +31,7 @@ VERBS: dict[str, str] = {
     "study": "check what papers claim, in miniature: list, run, report, verify",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
-    "plot": "draw a run's metrics",
+    "plot": "draw a run's metrics, or compare runs",
     "generate": "continue a text, or translate one",
     "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",

@@ -14,7 +14,7 @@ from glassformer.cli.options import ModelName, Opening, Output
 from glassformer.cli.output import check, deliver
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.config import require
-from glassformer.errors import ConfigError, TextError, printable
+from glassformer.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike, Sampling
@@ -137,9 +137,7 @@ def _inputs(model: "ModelLike", given: str | list[int], beyond_context: bool) ->
 
     if not model.reads_pairs:
         return read_opening(model, given)
-    if not model.start:
-        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return read_opening(model, [list(model.start)], source=given, beyond_context=beyond_context)
+    return read_opening(model, None, source=given, beyond_context=beyond_context)
 
 
 def _shown(inputs: "Inputs") -> TokensRead:

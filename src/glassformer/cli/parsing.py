@@ -112,7 +112,7 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
 
     def parsed(*given: Any, **by_name: Any) -> None:
         values = signature.bind(*given, **by_name).arguments
-        _check_choices(types, values)
+        _check_choices(function.__name__, types, values, [parameter.name for parameter in positional])
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         receive(**values)
@@ -157,15 +157,15 @@ def _check_bounds(values: Mapping[str, Any]) -> None:
         require(-(2**63) <= number < 2**63, f"{flag} must fit in 64 bits, found {number}.")
 
 
-def _check_choices(types: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _check_choices(verb: str, types: Mapping[str, Any], values: Mapping[str, Any], positional: Sequence[str]) -> None:
     """Raise `ConfigError` for words that are none of those an option of a type takes."""
     for name, value in values.items():
         choices, given = choices_of(types[name]), value if isinstance(value, tuple) else (value,)
-        flag, known = f"--{name.replace('_', '-')}", ", ".join(choices)
+        flag, known = name.upper() if name in positional else f"--{name.replace('_', '-')}", ", ".join(choices)
+        single = f"\n    Before it: glassformer {verb} {known} {given[0]}" if len(choices) == 1 else ""
         for word in given if choices else ():
-            require(
-                word is None or word in choices, f'{flag} takes no "{word}".{nearest(word, choices)} Choices: {known}.'
-            )
+            told = f'{flag} takes no "{word}".{nearest(word, choices)} Choices: {known}.'
+            require(word is None or word in choices, told + (single if name in positional else ""))
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:

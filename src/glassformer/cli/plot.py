@@ -1,46 +1,119 @@
-"""`glassformer plot`: draw a run's metrics."""
+"""`glassformer plot`: draw a run's metrics, or compare those of several."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.table import Table
 
 from glassformer import checkpoints
-from glassformer.cli.console import say
+from glassformer.cli.console import Console, say
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelConfig
+    from glassformer.training import TrainConfig
 
 
-def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> None:
-    """Draw losses, in-context learning, the best heads and loss by position over training.
+def plot(
+    run: Annotated[str, tyro.conf.Positional],
+    others: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    /,
+    out: Path | None = None,
+) -> None:
+    """Draw losses, in-context learning, the best heads and loss by position over training; or compare several runs.
+
+    Of several runs it prints a table and draws their losses into one chart.
 
     Examples:
         glassformer plot runs/attn-only-2l
         glassformer plot attn-only-2l --out phase-change.svg
+        glassformer plot attn-only-2l gpt-4l --out losses.png
 
     Args:
         run: A run folder, or a shipped model (its training metrics ship with it).
+        others: Further ones to compare it with.
         out: Picture to write (.png, .svg, .pdf); NAME.png by default.
     """
     from glassformer.render import curves
     from glassformer.training import read_metrics
     from glassformer.zoo.card import said_of_synthetic
 
-    folder = checkpoints.folder_of(run) if run in checkpoints.shipped() else Path(run)
-    metrics = read_metrics(folder)
-    name = folder.resolve().name
-    out = out or Path(f"{name}.png")
-    made_up = _made_up(run, folder)
-    curves.save(curves.curves(metrics, name, said_of_synthetic(made_up) if made_up else ""), out)
+    folders = [checkpoints.folder_of(one) if one in checkpoints.shipped() else Path(one) for one in (run, *others)]
+    metrics = [read_metrics(folder) for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    out = out or Path(f"{'-'.join(names)}.png")
+    if others:
+        # folders of one name are told apart by their paths
+        names = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders)]
+        picture = curves.compared(dict(zip(names, metrics, strict=True)))
+        curves.save(picture, out)
+        configs = [_config(one, folder) for one, folder in zip((run, *others), folders)]
+        Console().print(_table(names, metrics, configs))
+        if len({None if config is None else config.n_outputs for config in configs}) > 1:
+            say("Vocabularies differ in size: losses per token of different tokens do not compare.")
+    else:
+        made_up = _made_up(run, folders[0])
+        curves.save(curves.curves(metrics[0], names[0], said_of_synthetic(made_up) if made_up else ""), out)
     say(out)
+
+
+def _table(names: list[str], metrics: list[list[dict[str, Any]]], configs: "list[ModelConfig | None]") -> Table:
+    """Return what runs came to and what they cost, side by side; nothing where a run did not say it."""
+    from glassformer.models.accounting import account, state_bytes
+
+    rows: dict[str, list[str]] = {}
+    for lines, config in zip(metrics, configs):
+        last = {name: value for line in lines for name, value in line.items()}
+        seconds = last.get("seconds")
+        said = {
+            "parameters": None if config is None else f"{account(config).total:,}",
+            "steps": f"{last['step']:,}",
+            "tokens": f"{last['tokens']:,}",
+            "held-out loss (nats per token)": _number(last.get("heldout_loss")),
+            "training loss (nats per token)": _number(last.get("loss")),
+            "tokens per second": f"{last['tokens'] / seconds:,.0f}" if seconds else None,
+            "bytes of state for a text as long as the context": (
+                None if config is None else f"{state_bytes(config, config.max_len):,}"
+            ),
+        }
+        for name, value in said.items():
+            rows.setdefault(name, []).append(value or "")
+    table = Table("", *names)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return table
+
+
+def _number(value: Any) -> str | None:
+    return f"{value:.4g}" if isinstance(value, int | float) else None
+
+
+def _config(run: str, folder: Path) -> "ModelConfig | None":
+    """Return the config of a run's model, if the folder has it."""
+    from glassformer.cli.configs import config_of
+
+    if run in checkpoints.shipped():
+        return config_of(run)
+    recipe = _recipe(folder)
+    return None if recipe is None else recipe.model
 
 
 def _made_up(run: str, folder: Path) -> Mapping[str, float]:
     """Return what of each training batch was made up: as the card of a shipped model says, or the recipe of a run."""
-    from glassformer.files import MOST_JSON, read_text
-    from glassformer.training import TrainConfig
     from glassformer.zoo import card
 
     if run in checkpoints.shipped():
         return card(run).synthetic
+    recipe = _recipe(folder)
+    return {} if recipe is None else recipe.data.synthetic()
+
+
+def _recipe(folder: Path) -> "TrainConfig | None":
+    from glassformer.files import MOST_JSON, read_text
+    from glassformer.training import TrainConfig
+
     recipe = folder / "config.json"
-    return TrainConfig.from_json(read_text(recipe, MOST_JSON)).data.synthetic() if recipe.is_file() else {}
+    return TrainConfig.from_json(read_text(recipe, MOST_JSON)) if recipe.is_file() else None

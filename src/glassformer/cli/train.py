@@ -1,5 +1,6 @@
 """`glassformer train`: run a recipe, or go on with it."""
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from glassformer.cli.console import Console
 from glassformer.config import Config
+from glassformer.docstrings import described_in
 from glassformer.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -194,21 +196,42 @@ def _changed(config: Any, change: str) -> Any:
         elif not isinstance(place, dict) or key not in place:
             fields = ", ".join(name for name, _ in _entries(place)) or "none, it is a value"
             where = "".join(f"{parent}." for parent in parents[:i])
-            raise ConfigError(f'--set {change}: no field "{key}".{_nearest_path(path, where, data)} Fields: {fields}.')
-        if i == len(parents):
-            place[key] = value
-        else:
+            close = _nearest_path(path, where, data, _said_of(config, parents[:i], str(key)))
+            raise ConfigError(f'--set {change}: no field "{key}".{close} Fields: {fields}.')
+        if i < len(parents):
             place = place[key]
     assert isinstance(config, Config)
+    within: Any = place
+    if last == "kind" and within["kind"] != value:
+        # another kind starts from its own defaults, as far as it has one for each of its fields
+        old = dict(within)
+        within.clear()
+        within["kind"] = value
+        with contextlib.suppress(ConfigError):
+            return type(config).from_dict(data)
+        within |= old
+    within[int(last) if isinstance(within, list) else last] = value
     return type(config).from_dict(data)
 
 
-def _nearest_path(path: str, where: str, data: Any) -> str:
-    """Return ` Nearest: "optim.lr".`: a path with the same last name, below what was found of it if there is one."""
+def _said_of(config: Any, parents: list[str], key: str) -> str:
+    """Return the path of the first field whose description has the words of a name: `learning_rate` is `lr`."""
+    for name in parents:
+        config = config[int(name)] if isinstance(config, tuple | list) else getattr(config, name, None)
+    told = described_in(type(config)) if isinstance(config, Config) else {}
+    found = next((name for name, words in told.items() if key.replace("_", " ") in words.lower()), None)
+    return "" if found is None else ".".join([*parents, found])
+
+
+def _nearest_path(path: str, where: str, data: Any, described: str) -> str:
+    """Return ` Nearest: "optim.lr".`: a path with the same last name, below what was found of it if there is one.
+
+    Without one it is a field that is described by that name, else the nearest path.
+    """
     known = list(_paths(data))
     alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
     below = [one for one in alike if one.startswith(where)]
-    return nearest(path, below or alike) or nearest(path, known)
+    return nearest(path, below or alike) or (f' Nearest: "{described}".' if described else nearest(path, known))
 
 
 def _paths(data: Any) -> Iterator[str]:

@@ -54,11 +54,15 @@ class Panel(NamedTuple):
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure, sizes in inches; raises `MissingExtra` without matplotlib."""
+    return _figures()(figsize=(width, height), layout="constrained")
+
+
+def _figures() -> Any:
     try:
         from glassformer.figures._shown import Figure
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'glassformer[plot]'.") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure
 
 
 def columns_for(panels: int) -> int:
@@ -80,6 +84,8 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, no
         MissingExtra: matplotlib is not installed.
         ShapeMismatch: Nothing to draw, or more panels than anyone would look at.
     """
+    # looked for first: panels are laid out by matplotlib's fonts
+    _figures()
     defined = [panel for panel in panels if _defined(panel.value)] or panels
     given = [_averaged(panel) for panel in defined] if overview else panels
     shown = [part for panel in given for part in _parts(panel, 1 if overview else 2)]

@@ -1,6 +1,6 @@
 """Labelled tensors: values, axis names, coordinates.
 
-A `Labelled` selects, ranks and exports; it does no algebra: use `.values`, or `float` of one entry.
+A `Labelled` selects, ranks and exports, and behaves as an array: `pattern[0, -1]`, `2 * pattern`, `pattern > 0.5`.
 """
 # torch does not type `tolist`, JSON has no static type, and pandas ships no stubs
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -18,6 +18,7 @@ from torch import Tensor
 from glassformer import figures
 from glassformer.arguments import check
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
+from glassformer.labelled._algebra import LabelledAlgebra, wide
 from glassformer.numerics.indices import asked, entries, is_mask, located
 
 Coordinate = str | int | float
@@ -26,12 +27,18 @@ RowLabels = Sequence[Sequence[Coordinate | None]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Labelled:
+class Labelled(LabelledAlgebra):
     """A tensor whose axes have names and, where it helps, coordinates.
 
     Prompts of unequal length share an axis `batch`, and each fills a part of the axes `pos`, `query` and `key`; `rows`
     says which. `select(batch=1)` then leaves that prompt's own positions, `select(pos=-1)` the last of each prompt, and
     padding is neither ranked, drawn nor exported.
+
+    It behaves as an array: it is indexed along its axes in their order, `pattern[0, :, -1]`, goes along the first, and
+    is calculated with and compared entry by entry, with numbers, tensors, and labelled tensors whose axes it has by
+    name. Labels stay as far as operands agree on them. Functions of torch that leave entries where they are return a
+    labelled tensor, `torch.softmax(scores, scores.dim("key"))`; others, and numpy's, are of the bare numbers, NaN at
+    padding. Several indices on two axes combine as a grid, as in xarray.
 
     Args:
         values: The numbers.
@@ -142,7 +149,7 @@ class Labelled:
 
         labels = [self.labels(axis) for axis in self.axes]
         index = pd.MultiIndex.from_product(labels, names=self.axes) if self.axes else None
-        values = _wide(self.values)
+        values = wide(self.values)
         if self.rows:
             real = self.is_real()
             there = (values == values if real is None else real.expand(self.shape)).flatten().nonzero()[:, 0].cpu()
@@ -157,7 +164,7 @@ class Labelled:
         except ImportError as error:
             raise MissingExtra("to_xarray needs xarray: pip install 'glassformer[xarray]'.") from error
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
-        return xarray.DataArray(_wide(self.blanked().values).numpy(), coords=coords, dims=self.axes)
+        return xarray.DataArray(wide(self.blanked().values).numpy(), coords=coords, dims=self.axes)
 
     def plot(self, title: str = "") -> Any:
         """A matplotlib figure: bars or a line for one axis, a map for two, several maps for more.
@@ -206,14 +213,6 @@ class Labelled:
         sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape)) or _number(self.values)
         of = f", of {self.of}" if self.of else ""
         return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')}{of})"
-
-    def _entry(self) -> Tensor:
-        if self.axes:
-            raise ShapeMismatch(
-                f"{self!r} is no single number: it has axes {' '.join(self.axes)}; select one entry, "
-                f".select({', '.join(f'{axis}=…' for axis in self.axes)})."
-            )
-        return self.values
 
     def _selected(self, axis: str, where: Any) -> "Labelled":
         """Return what is picked along one axis."""
@@ -326,12 +325,6 @@ def _picked(labels: Sequence[Any], chosen: slice | list[int]) -> list[Any]:
     return list(labels[chosen]) if isinstance(chosen, slice) else [labels[i] for i in chosen]
 
 
-def _wide(values: Tensor) -> Tensor:
-    """Return values as array libraries take them: no half precision."""
-    values = values.detach().cpu()
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
 def _number(value: Tensor) -> str:
     number = value.item()
     return f"{number:g}" if isinstance(number, float) else str(number)
@@ -339,7 +332,7 @@ def _number(value: Tensor) -> str:
 
 def numbers(values: Tensor) -> Any:
     """Return values as nested lists of JSON numbers: null for what is not finite, pairs for complex ones."""
-    values = _wide(values)
+    values = wide(values)
     values = torch.view_as_real(values) if values.is_complex() else values
     nested = values.tolist()
     return nested if bool(values.isfinite().all()) else _without_nan(nested)

@@ -62,7 +62,7 @@ class Beams:
 @checked
 def beam_search(
     model: ModelLike,
-    prompts: Prompts | Inputs,
+    prompts: Prompts | Inputs | None = None,
     *,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,

@@ -82,7 +82,7 @@ class Generation:
 @checked
 def generate(
     model: ModelLike,
-    prompts: Prompts | Inputs,
+    prompts: Prompts | Inputs | None = None,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
@@ -107,7 +107,8 @@ def generate(
     Args:
         model: A decoder or an encoder-decoder.
         prompts: Texts, or token ids, one list or tensor per row, of any lengths, or a row by itself; for an
-            encoder-decoder ids, usually `[[bos]]` for each row. Or what `model.read` made of all that is read.
+            encoder-decoder ids, or nothing, and then each target starts from what the model starts its targets from
+            (`model.start`, usually `[bos]`). Or what `model.read` made of all that is read.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these; by default at the model's `stops`.
@@ -134,6 +135,7 @@ def generate(
     Example:
         generate(model, [[5, 3, 8], [1, 2]], Sampling(temperature=0.8, top_p=0.95, seed=1), max_new_tokens=20).tokens
         generate(model, ["def f(x):", "import"], GREEDY)
+        generate(translator, source=["我喜欢猫"], sampling=GREEDY, stop_ids=translator.tokenizer.roles.stops)
         found = generate(model, "def f(x):", GREEDY, edit=Add("blocks.1.resid_post", v), read="L1H6.pattern")
         found.texts, found.sites["L1H6.pattern"]
     """
@@ -157,7 +159,7 @@ def generate(
 @checked
 def stream(
     model: ModelLike,
-    prompts: Prompts | Inputs,
+    prompts: Prompts | Inputs | None = None,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
@@ -182,7 +184,7 @@ def stream(
 
 def _begun(
     model: ModelLike,
-    prompts: Prompts | Inputs,
+    prompts: Prompts | Inputs | None,
     sampling: Sampling,
     max_new_tokens: int | None,
     stops: frozenset[int],

@@ -291,7 +291,10 @@ def read_opening(
     beyond_context: bool = False,
     allow_unknown: bool = False,
 ) -> Inputs:
-    """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
+    """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`.
+
+    Without prompts a target starts from what the model starts its targets from. Raises `TextError` if it has nothing.
+    """
     if isinstance(prompts, Inputs):
         return _as_opening(model, prompts, source, source_lengths)
     if not model.generates:
@@ -304,9 +307,20 @@ def read_opening(
             model, source, "source", lengths=source_lengths, allow_unknown=allow_unknown,
             within_context=not beyond_context,
         )  # fmt: skip
+    if prompts is None:
+        prompts = _starts(model, of_source)
     # where the context ends decides how many new tokens there may be
     opening = read_side(model, prompts, "opening", allow_unknown=allow_unknown, left=True, within_context=False)
     return joined(model, opening, of_source)
+
+
+def _starts(model: "Model", source: Side | None) -> list[list[int]]:
+    """Return what each target starts from if nothing is said."""
+    if source is None or source.ids is None:
+        raise TextError("generate: there is nothing to go on from; give a text or ids, generate(model, prompts).")
+    if not model.start:
+        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
+    return [list(model.start) for _ in source.ids]
 
 
 def _as_opening(model: "Model", inputs: Inputs, source: Any, source_lengths: Any) -> Inputs:

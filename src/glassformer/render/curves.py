@@ -1,6 +1,6 @@
 """Training curves of a run, as a matplotlib figure: losses, in-context learning, best heads, loss by position."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,33 @@ def curves(metrics: Sequence[dict[str, Any]], title: str, trained_on: str = "") 
     return figure
 
 
+def compared(runs: Mapping[str, Sequence[dict[str, Any]]]) -> Any:
+    """Return a chart of the losses of several runs over tokens: held out where each was measured, else in training.
+
+    Args:
+        runs: Metrics by the name that stands beside a curve.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        RunFolderError: The metrics of a run hold no loss, or there are more runs than colours.
+    """
+    known = [name for name in ("heldout_loss", "loss") if all(_series(metrics, name)[0] for metrics in runs.values())]
+    if not known:
+        raise RunFolderError("the metrics of one of these runs hold no loss yet; let it go on for a few steps.")
+    if len(runs) > len(SERIES):
+        raise RunFolderError(f"{len(runs)} runs: a chart tells {len(SERIES)} curves apart; compare fewer at a time.")
+    figure = new_figure(7.2, 4.8)
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25)
+    for (name, metrics), colour in zip(runs.items(), SERIES):
+        axes.plot(*_series(metrics, known[0]), label=name, color=colour, lw=1.6)
+    axes.set_ylabel(f"{'held-out' if known[0] == 'heldout_loss' else 'training'} loss (nats per token)")
+    _count_tokens(axes)
+    for text in axes.legend(frameon=False).get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
 def save(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all; the ending decides the format."""
     from glassformer import files
@@ -66,10 +93,18 @@ def _lines(metrics: Sequence[dict[str, Any]], axes: Any, names: dict[str, str], 
     if axes is not None:
         for name, colour in zip(found, SERIES):
             axes.plot(*_series(metrics, name), label=names[name], color=colour, lw=1.6)
-        axes.set_xlabel("tokens seen")
+        _count_tokens(axes)
         axes.set_ylabel(unit)
         axes.legend(frameon=False)
     return bool(found)
+
+
+def _count_tokens(axes: Any) -> None:
+    """Write tokens along the x axis as `2 M`, where matplotlib would put a power of ten in a corner."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.set_xlabel("tokens seen")
 
 
 def _losses(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:

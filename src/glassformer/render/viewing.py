@@ -10,11 +10,16 @@ from functools import singledispatch
 from html import escape
 from typing import Any
 
+from rich.console import Console
+
+from glassformer.analysis import Run
 from glassformer.analysis.reports import Circuits, Explanation
+from glassformer.analysis.reports.attention import attention_of
 from glassformer.labelled import Labelled, Result, results_within, spaced
-from glassformer.render.page import circuits_page, explanation_page, results_page
+from glassformer.render.page import attention_page, circuits_page, explanation_page, results_page
 from glassformer.render.page.results import about
 from glassformer.render.terminal import show as print_tables
+from glassformer.render.terminal.attention import most_seen
 from glassformer.render.terminal.tables import labels_of
 
 # lines of a summary, entries of each tensor in it; height of a page in a notebook, in pixels
@@ -24,8 +29,9 @@ _LEFT = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
 
 
 @singledispatch
-def page(found: Result) -> str:
+def page(found: Result | Run) -> str:
     """Return a result's page: an explanation and a circuits report have their own, others one made of their numbers."""
+    assert isinstance(found, Result), "a run has a page of its own"
     return results_page(found)
 
 
@@ -39,10 +45,15 @@ def _(found: Circuits) -> str:
     return circuits_page(found.to_dict())
 
 
-def show(found: Result) -> None:
-    """Display a result's page in a notebook; elsewhere print its tables."""
+@page.register
+def _(found: Run) -> str:
+    return attention_page(attention_of(found).to_dict())
+
+
+def show(found: Result | Run) -> None:
+    """Display the page of a result or a run in a notebook; elsewhere print its tables."""
     if not in_notebook():
-        return print_tables(found)
+        return Console().print(most_seen(attention_of(found))) if isinstance(found, Run) else print_tables(found)
     from IPython.display import HTML, display  # type: ignore[import-not-found]  # where a notebook runs, it is there
 
     display(HTML(framed(page(found), type(found).__name__)))

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
-from glassformer.labelled import Labelled
+from glassformer.labelled import Labelled, RowLabels
 from glassformer.numerics import decompositions
-from glassformer.numerics.indices import Where, asked, entries, located
+from glassformer.numerics.indices import Where, asked, entries, is_mask, located
 from glassformer.trace.sites import Site
 
 # values of earlier sites of the pass, by name
@@ -47,6 +47,52 @@ class At:
         if unnamed:
             raise UnknownAxis(f"At takes places by the names of their axes, At(pos=-1, head=3); found {unnamed[0]!r}.")
         self.where: dict[str, Where] = {axis: asked(place, f"At: {axis}") for axis, place in where.items()}
+        # of rows that are padded: where in each row of the batch the places of an axis are
+        self.by_row: dict[str, list[list[int]]] = {}
+
+    def within(self, **where: Any) -> "At":
+        """The same part, but for some axes."""
+        found = At(**(self.where | where))
+        found.by_row = {axis: places for axis, places in self.by_row.items() if axis not in where}
+        return found
+
+    def in_rows(self, by_row: Mapping[str, list[list[int]]]) -> "At":
+        """The same part where places of some axes are others in each row of the batch: as many columns of every row."""
+        found = self.within()
+        found.by_row = dict(by_row)
+        return found
+
+    @property
+    def single(self) -> dict[str, Where]:
+        """Single positions that are asked for, by axis: they are counted in rows; slices and masks go by columns."""
+        return {
+            axis: place
+            for axis, place in self.where.items()
+            if axis in ("pos", "query", "key") and not isinstance(place, slice) and not is_mask(place)
+        }
+
+    def in_own_rows(self, labels: Mapping[str, RowLabels], site: Site) -> "At":
+        """The same part with single positions counted in each row as it has them alone.
+
+        Args:
+            labels: Names of positions by axis, row by row; None at padding.
+            site: What is addressed, for errors.
+
+        Raises:
+            ShapeMismatch: A row that is addressed has no such position.
+        """
+        padded = {axis: rows for axis, rows in labels.items() if any(None in row for row in rows)}
+        return self.in_rows({axis: self._columns(padded[axis], axis, site) for axis in self.single if axis in padded})
+
+    def _columns(self, labels: RowLabels, axis: str, site: Site) -> list[list[int]]:
+        """Return the columns that single positions are in, row by row; of rows that are not addressed, any."""
+        addressed, found = self.entries("batch", len(labels)), list[list[int]]()
+        for row, own in enumerate(labels):
+            real = [i for i, label in enumerate(own) if label is not None]
+            size = len(real) if row in addressed else len(own)
+            places = entries(self.where[axis], size, f'At at "{site.name}": row {row} of the batch, {axis}')
+            found.append([real[i] for i in places] if row in addressed else places)
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.where)
@@ -60,9 +106,9 @@ class At:
     def __hash__(self) -> int:
         return hash(tuple(self.where))
 
-    def _compared(self) -> list[tuple[str, Any]]:
+    def _compared(self) -> list[Any]:
         """Return what makes two parts equal: a tensor's entries, all of them, which its text would leave out."""
-        return [(axis, w.tolist() if isinstance(w, Tensor) else w) for axis, w in self.where.items()]
+        return [*((axis, w.tolist() if isinstance(w, Tensor) else w) for axis, w in self.where.items()), self.by_row]
 
     def check(self, site: Site) -> None:
         """Raise `UnknownAxis` for an axis the site does not have (when its axes are known beforehand)."""
@@ -83,6 +129,9 @@ class At:
         """The addressed part."""
         if not self.where:
             return value
+        if self.by_row:
+            found = value[self._grid(value, site)]
+            return found.squeeze(tuple(d for d, where in self._by_dimension(value, site) if isinstance(where, int)))
         for dim, where in reversed(self._by_dimension(value, site)):
             if isinstance(where, int):
                 value = value.select(dim, where)
@@ -94,7 +143,16 @@ class At:
 
     def borrow(self, run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
         """The addressed part of what a run read at this site; raises `SiteNotRead` or `ShapeMismatch`."""
-        return self.take(_whole(run, site), site)
+        _whole(run, site)
+        return self.of(_lent(run, site.name), site)
+
+    def of(self, value: Tensor | Labelled, site: Site) -> Tensor:
+        """The addressed part of a value that was read, its single positions counted in the rows that it has."""
+        if isinstance(value, Labelled):
+            return At(**self.where).in_own_rows(value.rows, site).take(value.values, site)
+        # rows that are said to be elsewhere are those of the batch that is edited
+        rows = {len(of) for of in self.by_row.values()}
+        return (At(**self.where) if rows and rows != {value.shape[0]} else self).take(value, site)
 
     def put(self, value: Tensor, part: Tensor, site: Site) -> Tensor:
         """A copy of `value` with the addressed part replaced."""
@@ -108,21 +166,30 @@ class At:
         """Replace the addressed part in place."""
         places = self._by_dimension(value, site)
         part = part.to(value.dtype).expand(self.take(value, site).shape)
-        if not any(isinstance(where, (list, Tensor)) for _, where in places):
+        if not self.by_row and not any(isinstance(where, (list, Tensor)) for _, where in places):
             index: list[int | slice] = [slice(None)] * value.ndim
             for dim, where in places:
                 index[dim] = where  # type: ignore[assignment]
             value[tuple(index)] = part
             return
-        # lists on several axes form a grid: address every axis by an index of its own
-        rows = [torch.arange(n, device=value.device) for n in value.shape]
         for dim, where in places:
-            rows[dim] = rows[dim][where].reshape(-1) if isinstance(where, (int, slice)) else _index(where, value, dim)
             if isinstance(where, int):
                 part = part.unsqueeze(dim)
-        value.index_put_(
-            tuple(row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows)), part
-        )
+        value.index_put_(self._grid(value, site), part)
+
+    def _grid(self, value: Tensor, site: Site) -> tuple[Tensor, ...]:
+        """Return the entries along every axis, in shapes that broadcast: lists on several axes form a grid."""
+        places = dict(self._by_dimension(value, site))
+        rows = [torch.arange(n, device=value.device) for n in value.shape]
+        for dim, where in places.items():
+            rows[dim] = rows[dim][where].reshape(-1) if isinstance(where, (int, slice)) else _index(where, value, dim)
+        grid = [row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows)]
+        for axis, by_row in self.by_row.items():
+            batch, dim = site.axes.index("batch"), site.axes.index(axis)
+            own = torch.tensor(by_row, device=value.device)[rows[batch]]
+            shape = [own.shape[0] if d == batch else own.shape[1] if d == dim else 1 for d in range(value.ndim)]
+            grid[dim] = (own if batch < dim else own.mT).reshape(shape)
+        return tuple(grid)
 
     def _by_dimension(self, value: Tensor, site: Site) -> list[tuple[int, Where]]:
         axes = site.axes or [f"axis{i}" for i in range(value.ndim)]
@@ -131,7 +198,9 @@ class At:
             if axis not in axes:
                 raise UnknownAxis(f'site "{site.name}" has no axis "{axis}". Axes: {" ".join(axes)}.')
             dim = list(axes).index(axis)
-            places.append((dim, located(where, value.shape[dim], f'At at "{site.name}": {axis}')))
+            # what is another column in each row was looked at when it was found
+            place = where if axis in self.by_row else located(where, value.shape[dim], f'At at "{site.name}": {axis}')
+            places.append((dim, place))
         return sorted(places, key=lambda place: place[0])
 
 
@@ -171,10 +240,10 @@ class Edit(ABC):
         run = read if isinstance(read, Mapping) else run
         if not isinstance(run, Mapping) or site.name in run or name not in run:
             return self
-        value, whole = _values(run[name]), [axis for axis in site.axes if axis not in ("head", "kv_head")]
+        value, whole = _lent(run, name), [axis for axis in site.axes if axis not in ("head", "kv_head")]
         if value.ndim != len(whole):
             return self
-        return replace(self, value=self.at.take(value, replace(site, axes=tuple(whole))))  # type: ignore[call-arg]
+        return replace(self, value=self.at.of(value, replace(site, axes=tuple(whole))))  # type: ignore[call-arg]
 
     def entries(self, axis: str, size: int) -> list[int]:
         """Entries of an axis of some length that the edit may change, in order."""
@@ -217,6 +286,11 @@ class Edit(ABC):
 
 def _values(value: Any) -> Any:
     return value.values if isinstance(value, Labelled) else value
+
+
+def _lent(run: Mapping[str, Tensor | Labelled], name: str) -> Tensor | Labelled:
+    """Return what a run lends of a site: without names of positions if its rows were laid out in columns."""
+    return _values(run[name]) if getattr(run, "in_columns", False) else run[name]
 
 
 def _whole(run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
@@ -316,10 +390,10 @@ class Take(Edit):
     row: int
 
     def check(self, site: Site) -> None:
-        At(**(self.at.where | {"batch": self.row})).check(site)
+        self.at.within(batch=self.row).check(site)
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
-        donor = At(**(self.at.where | {"batch": self.row})).take(whole, site)
+        donor = self.at.within(batch=self.row).take(whole, site)
         if not isinstance(self.at.where.get("batch"), int):
             donor = donor.unsqueeze(list(site.axes).index("batch"))
         return donor.expand_as(part)

@@ -201,8 +201,8 @@ def _mapping(value: Any) -> Any:
 
 def _borrowed(edit: Edit, held: Mapping[str, Any], site: Site) -> Tensor:
     """Return what a run lends: as long as what it replaces, and at positions that its rows have in the same columns."""
-    value, growing = edit.at.borrow(held, site), growing_axes(site)
-    for axis, by_row in getattr(held[site.name], "rows", {}).items():
+    growing = growing_axes(site)
+    for axis, by_row in getattr(held.get(site.name), "rows", {}).items():
         where = edit.at.where.get(axis)
         if axis not in growing or where is None:
             continue
@@ -213,7 +213,7 @@ def _borrowed(edit: Edit, held: Mapping[str, Any], site: Site) -> Tensor:
                     f'{type(edit).__name__} at "{site.name}": row {row} of the run it takes the value from is padded '
                     f"there, At({axis}={where!r}).\n    Take it from one prompt: run.prompt({row})."
                 )
-    axes = edit.at.remaining(site.axes)
+    value, axes = edit.at.borrow(held, site), edit.at.remaining(site.axes)
     lengths = dict(zip(axes, value.shape))
     for axis in (axis for axis in axes if axis != "batch"):
         if axis in growing:

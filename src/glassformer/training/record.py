@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -240,7 +241,7 @@ class RunFolder:
         if different:
             raise RunFolderError(
                 f'"{self.path}" holds a run of another recipe (different: {", ".join(different)}). '
-                "Give this run a folder of its own, or delete that one."
+                f"Give this run a folder of its own, or delete that one.{_going_on(self.path, different)}"
             )
 
 
@@ -248,6 +249,13 @@ def _resumable(run: Path) -> Path | None:
     """Return the newest checkpoint that has its optimizer's state."""
     folders = (run_steps.at(run, step) for step in reversed(run_steps.steps(run)))
     return next((folder for folder in folders if os.path.lexists(folder / OPTIMIZER)), None)
+
+
+def _going_on(path: Path, different: Sequence[str]) -> str:
+    """Return how a run goes on from another of the same model."""
+    if "model" in different:
+        return ""
+    return f'\n    To go on from its weights, give a new folder and begin from this one: --begin-from "{path}".'
 
 
 def _beginning(asked: Path) -> Path:

@@ -36,6 +36,7 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModuleLike
+from glassformer.numerics.indices import entries
 from glassformer.trace import At, Read, Set, Site
 
 Kind = Literal["zero", "mean", "resample"]
@@ -281,8 +282,9 @@ def _missing(part: AblatedPart, asked: Prompts) -> Bool[Tensor, " batch"]:
     missing = torch.zeros(asked.rows, dtype=torch.bool)
     for _, at in part.places:
         for axis, where in at.where.items():
-            if axis in POSITIONS and isinstance(where, int):
-                missing |= ~asked.real(part.stacks[axis])[:, where]
+            if axis in POSITIONS:
+                real = asked.real(part.stacks[axis])
+                missing |= ~real[:, entries(where, real.shape[1], axis)].any(1)
     return missing
 
 

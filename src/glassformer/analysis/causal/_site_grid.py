@@ -333,7 +333,19 @@ def _parts(
         # what lies above the diagonal of a causal pattern is zero in every run
         if one.causal and "query" in where and "key" in where and where["key"] > where["query"]:
             continue
-        yield one.site, At(**where, **rest)
+        asked: dict[str, Where] = {**where, **rest}
+        yield one.site, At(**{axis: _columns(place, axis, one, lengths, analysis) for axis, place in asked.items()})
+
+
+def _columns(where: Where, axis: str, one: GridSite, lengths: Mapping[str, int], analysis: str) -> Where:
+    """Return single positions as columns of all rows, some of which may be too short to have them."""
+    if axis not in ("pos", "query", "key") or isinstance(where, slice) or indices.is_mask(where):
+        return where
+    size = _size(axis, one, lengths, analysis)
+    places = indices.entries(where, size, f"{analysis}: only: {axis}")
+    if len(places) == 1:
+        return slice(places[0], places[0] + 1)
+    return [i in places for i in range(size)]
 
 
 def _own(axis: str, site: Site, analysis: str) -> str:

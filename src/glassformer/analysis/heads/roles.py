@@ -314,5 +314,5 @@ def _score(
 def no_patterns(analysis: str, mechanisms: str) -> NoPattern:
     return NoPattern(
         f"{analysis} reads attention patterns, and this model has none ({mechanisms}).\n"
-        "    Direct logit attribution pattern_sites no pattern: analysis.attribution.direct_logit_attribution(run)."
+        "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
     )

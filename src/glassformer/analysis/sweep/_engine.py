@@ -26,7 +26,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._prefix import Prefix
-from glassformer.analysis.sweep._resolve import Lender, asked, joined, lend, resolved
+from glassformer.analysis.sweep._resolve import Lender, asked, joined, lend, placed
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
@@ -64,7 +64,7 @@ def sweep(
         model: A decoder or an encoder-decoder. A module seen through a spec (`foreign`) runs rows side by side where
             it treats them alike (see `side_by_side`); any other module runs row by row.
         base: What every row reads, as in `run`: a text, ids, a `Batch`, several texts. A row's edits apply to the whole
-            batch and count its columns, some of which may be padding in shorter texts.
+            batch; single positions are counted in each text by itself, those of a `Batch` by its columns.
         plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
             row `i` of the plan.
         metric: One metric or several, which keep the same axes. A plain function gets logits `world batch pos vocab`.
@@ -97,8 +97,8 @@ def sweep(
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, base, target)
         table = model.sites()
-        common = resolved(base_edit, table)
-        rows_of_edits = [resolved(row, table) for row in plan.rows]
+        common = placed(base_edit, table, given)
+        rows_of_edits = [placed(row, table, given) for row in plan.rows]
         lenders = lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
         engine = _Engine(
             model, given, common=common, rows=rows_of_edits, metrics=metrics, memory=memory, lenders=lenders
@@ -293,7 +293,7 @@ class _Engine:
 
     def _read_alike(self, edit: Edit, site: Site) -> int:
         """Return up to which position what an edit puts there is what the base has, but for what other edits do."""
-        if not isinstance(edit, Set) or site.stack != self.model.output or not positional(site):
+        if not isinstance(edit, Set) or site.stack != self.model.output or not positional(site) or edit.at.by_row:
             return 0
         return self.alike.get(id(edit.value), 0)
 

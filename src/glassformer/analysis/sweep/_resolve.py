@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import run
+from glassformer.analysis.coordinates import in_own_rows
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, named_metrics
 from glassformer.analysis.sweep.plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
+from glassformer.labelled import Labelled
 from glassformer.models import Model, ModuleLike
 from glassformer.models.evaluation import evaluating
+from glassformer.models.readable import PositionLabels, with_coordinates
 from glassformer.models.reading import Inputs
 from glassformer.trace import Edit, Foreign, Site, SiteTable, Take, Tape
 
@@ -63,6 +66,12 @@ def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Ed
     return found
 
 
+def placed(edits: Sequence[EditLike], table: SiteTable, given: Inputs) -> list[tuple[Site, Edit]]:
+    """Return edits as `resolved` does, with single positions counted in each row of what is read, as `run` counts."""
+    labels = PositionLabels(given)
+    return [(site, own) for site, edit in resolved(edits, table) for own in in_own_rows(given, labels, site, [edit])]
+
+
 class Lender(NamedTuple):
     """A donor, what it reads, and the sites that are copied from it."""
 
@@ -103,19 +112,22 @@ def _alike(lenders: Sequence[Lender]) -> list[list[Lender]]:
     return [group for known in groups.values() for group in known]
 
 
-def _lent(model: ModuleLike, lender: Lender, names: list[str], grad: bool) -> Mapping[str, Tensor]:
-    """Return what a donor's run has at some sites."""
+def _lent(model: ModuleLike, lender: Lender, names: list[str], grad: bool) -> Mapping[str, Tensor | Labelled]:
+    """Return what a donor's run has at some sites, with the positions of its rows unless it counts columns."""
     donor, given = lender.donor, lender.given
     if not isinstance(model, Model):
         found = run(model, donor.inputs, donor.target, read=names, edit=donor.edit, grad=grad)
-        return {name: value.values for name, value in found.items()}
-    tape = Tape(model, names, donor.edit, grad=grad)
+        return {name: value.values if given.in_columns else value for name, value in found.items()}
+    tape = Tape(model, names, [edit for _, edit in placed(donor.edit, model.sites(), given)], grad=grad)
     # no one looks at a donor's logits, unless they are what is copied
     tape.logits = model.makes_logits_for((*tape.reads, *tape.edits))
     with evaluating(model), torch.set_grad_enabled(grad):
         model(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
-    return tape.values
+    if given.in_columns:
+        return tape.values
+    labels = PositionLabels(given)
+    return {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, ()) for name in names}
 
 
 def joined(links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

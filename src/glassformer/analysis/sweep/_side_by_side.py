@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import output_logits
+from glassformer.analysis.coordinates import in_own_rows
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._plain_loop import Loop
 from glassformer.analysis.sweep._prefix import PASS_BYTES
@@ -28,6 +29,7 @@ from glassformer.analysis.sweep.metrics import Metric, apply_metric, in_worlds, 
 from glassformer.analysis.sweep.plan import EditLike, Plan
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
+from glassformer.models.readable import PositionLabels
 from glassformer.models.reading import Inputs
 from glassformer.numerics.placement import place_of, work_memory
 from glassformer.provenance import Binding
@@ -93,7 +95,7 @@ class _Batches:
 
     def __init__(self, model: Foreign, loop: Loop, given: Inputs, batch: int) -> None:
         self.model, self.loop, self.given, self.batch = model, loop, given, batch
-        self.length = None if given.ids is None else given.ids.shape[1]
+        self.length, self.labels = None if given.ids is None else given.ids.shape[1], PositionLabels(given)
         touched = {name for row in (loop.common, *loop.rows) for name in _touched(row)}
         measured = {metric.site for metric in loop.metrics.values()} - {"logits"}
         self.read, self.looked = sorted(measured), touched | measured
@@ -170,6 +172,7 @@ class _Batches:
         by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
         for world, own in enumerate(rows):
             for site, edit in (*self.loop.common, *own):
+                (edit,) = in_own_rows(self.given, self.labels, site, [edit])
                 by_site[site.name][world].append(localised(edit, site, 0, self.length or 0))
         edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
         tape = Tape(self.model, self.read, edits, grad=self.loop.grad)

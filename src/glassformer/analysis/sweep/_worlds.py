@@ -6,6 +6,7 @@ edit belongs to one world, and is made for the positions that the pass computes.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,10 +27,14 @@ def positional(site: Site) -> list[str]:
 
 
 def first_position(edit: Edit, site: Site, length: int) -> int:
-    """Return the first position an edit touches."""
-    return min(
-        (_first(edit.at.where[axis], length) if axis in edit.at.where else 0 for axis in positional(site)), default=0
-    )
+    """Return the first position an edit touches, in any row."""
+
+    def first(axis: str) -> int:
+        if axis in edit.at.by_row:
+            return min(itertools.chain(*edit.at.by_row[axis]), default=length - 1)
+        return _first(edit.at.where[axis], length) if axis in edit.at.where else 0
+
+    return min(map(first, positional(site)), default=0)
 
 
 def localised(edit: Edit, site: Site, start: int, length: int) -> Edit:
@@ -47,15 +52,18 @@ def localised(edit: Edit, site: Site, start: int, length: int) -> Edit:
 
 
 def from_position(at: At, site: Site, start: int, length: int) -> At:
-    """Return the part of a part that lies at or behind a position."""
-    where = {axis: _from(at.where.get(axis, slice(None)), start, length) for axis in positional(site)}
-    return At(**(at.where | where))
+    """Return the part of a part that lies at or behind a position; what is elsewhere in each row has to lie there."""
+    own = [axis for axis in positional(site) if axis not in at.by_row]
+    return at.within(**{axis: _from(at.where.get(axis, slice(None)), start, length) for axis in own})
 
 
 def shifted(at: At, site: Site, start: int, length: int) -> At:
     """Return where a part lies among the positions from `start` on."""
     own = positional(site)
-    return At(**{axis: _shift(where, start, length) if axis in own else where for axis, where in at.where.items()})
+    found = at.within(**{a: _shift(at.where[a], start, length) for a in own if a in at.where and a not in at.by_row})
+    return found.in_rows(
+        {a: [[i - start for i in row] for row in rows] if a in own else rows for a, rows in at.by_row.items()}
+    )
 
 
 class Lent(NamedTuple):
@@ -184,6 +192,8 @@ def _from(where: Where, start: int, length: int) -> Where:
         return where if where % length >= start else []
     places = range(length)[where] if isinstance(where, slice) else [int(i) % length for i in true_entries(where)]
     left = [i for i in places if i >= start]
+    if len(left) == len(places):
+        return where
     # a slice is a view, a list a copy
     return slice(left[0], left[-1] + 1) if left and left == list(range(left[0], left[-1] + 1)) else left
 

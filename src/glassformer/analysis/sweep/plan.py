@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch
-from glassformer.labelled import Coordinate
+from glassformer.labelled import Coordinate, Labelled
 from glassformer.trace import Edit
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
@@ -60,7 +60,7 @@ def grid(edits: Callable[..., Sequence[EditLike]], **axes: Iterable[Any]) -> Pla
 
 
 @dataclass(eq=False)
-class Donor(Mapping[str, Tensor]):
+class Donor(Mapping[str, Tensor | Labelled]):
     """Another run to copy from, made by the sweep: once, reading just the sites that edits copy.
 
     Args:
@@ -72,9 +72,9 @@ class Donor(Mapping[str, Tensor]):
     inputs: Any
     target: Any = None
     edit: Sequence[EditLike] = ()
-    found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    found: dict[str, Tensor | Labelled] = field(default_factory=dict[str, Tensor | Labelled], repr=False)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Tensor | Labelled:
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -23,10 +23,6 @@ const KINDS = {
   attn_bias: spoken("attention biases"), mlp: spoken("MLPs"), norm_bias: spoken("norm biases"), final_bias: spoken("final norm bias"),
   readout_bias: spoken("readout biases"), unembed_bias: spoken("unembedding bias"), part: spoken("other parts"),
 };
-const STACKS = {
-  attn: { "": "", encoder: spoken("Encoder: the source looks at itself"), decoder: spoken("Decoder: the target looks at itself") },
-  cross: spoken("Cross-attention: the target looks at the source"),
-};
 const MODELS = { decoder: spoken("decoder"), encoder: spoken("encoder"), encoder_decoder: spoken("encoder-decoder") };
 const STEPS = { logits: "logits", temperature: spoken("temperature"), repetition_penalty: spoken("repetition-penalty"), seed: spoken("seed") };
 const stepName = (name) => STEPS[name] ?? name.replaceAll("_", "-");
@@ -413,31 +409,8 @@ function describe(pattern) {
   return [where, adds, spoken(". "), head ? knownRoles(head).slice(0, 3).map((r) => [roleChip(r), " "]) : []].flat(2);
 }
 
-function patternGroup(stack, part, open) {
-  const chosen = patterns.filter((p) => p.stack === stack && p.part === part);
-  const layers = [...new Set(chosen.map((p) => p.layer))];
-  const name = part === "cross" ? STACKS.cross : STACKS.attn[stack];
-  return [
-    name ? el("h3", { class: "later" }, name) : null,
-    layers.map((layer) => el("div", { class: "layer" }, el("p", { class: "name" }, spoken("Layer {layer}", { layer })),
-      el("div", { class: "thumbs" }, chosen.filter((p) => p.layer === layer).map((p) => thumb(p, textsOf(p), patternNotes(p), open))))),
-  ];
-}
-
-function allPatterns(open) {
-  const groups = [...new Set(patterns.map((p) => `${p.stack}|${p.part}`))].map((key) => key.split("|"));
-  const share = patterns.some((p) => p.limit === 1);
-  const measured = patterns.filter((p) => p.limit !== 1);
-  const pooled = patterns.some((p) => Math.max(p.rows, p.columns) > THUMB);
-  return told("patterns", spoken("Attention patterns of all heads"),
-    [spoken("One picture per head: a row for every query token, a column for every key token, shaded by weight. "),
-      pooled ? spoken("Every pixel is a value of this forward pass; where tokens outnumber pixels, a pixel shows the largest weight under it. ") : spoken("Every pixel is a value of this forward pass. "),
-      spoken("Choose a picture to see it large, with its numbers.")],
-    share ? legend(1, false, spoken("attention weight; colour follows its square root, so small weights show")) : null,
-    measured.some((p) => p.signed) ? legend(1, true, spoken("signed weight, as a share of the head’s largest")) : null,
-    measured.some((p) => !p.signed) ? legend(1, false, spoken("heads whose rows do not sum to one: share of the head’s largest weight")) : null,
-    groups.map(([stack, part]) => patternGroup(stack, part, open)));
-}
+const allPatterns = (open) => told("patterns", spoken("Attention patterns of all heads"),
+  patternGloss(patterns), patternLegends(patterns), patternGroups(patterns, (p) => thumb(p, textsOf(p), patternNotes(p), open)));
 
 // ---- words
 

@@ -23,6 +23,7 @@ from glassformer.words import Sentence, language, spoken, table
 EXPLANATION = (
     "draw.js", "glossary.js", "tensors.js", "lens.js", "patterns.js", "explanation_words.js", "explanation.js",
 )  # fmt: skip
+ATTENTION = ("draw.js", "patterns.js", "attention.js")
 CIRCUITS = ("draw.js", "glossary.js", "charts.js", "circuits.js")
 STUDY = ("draw.js", "charts.js", "study.js")
 RESULTS = (
@@ -60,6 +61,16 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
     """
     return _page(payload, "explanation", spoken("{model} explained", model=payload["model"]["name"]), EXPLANATION)
+
+
+def attention_page(payload: Mapping[str, Any]) -> str:
+    """Page of the patterns of a run: one self-contained HTML document.
+
+    Args:
+        payload: What `analysis.reports.attention.Attention` writes, format version 1.
+    """
+    title = spoken("What the heads of {model} look at", model=payload["model"]["name"])
+    return _page(payload, "attention", title, ATTENTION)
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:

@@ -144,6 +144,40 @@ function thumb(pattern, texts, notes, open) {
     el("span", { class: "label" }, spokenLabel(pattern.label)), el("span", { class: "picture" }, canvas, trainedLines(pattern)), notes.map((note) => el("span", { class: "label" }, note)));
 }
 
+// ---- all heads: by stack, and layer by layer
+
+const STACKS = {
+  attn: { "": "", encoder: spoken("Encoder: the source looks at itself"), decoder: spoken("Decoder: the target looks at itself") },
+  cross: spoken("Cross-attention: the target looks at the source"),
+};
+
+const patternGloss = (patterns) => [spoken("One picture per head: a row for every query token, a column for every key token, shaded by weight. "),
+  patterns.some((p) => Math.max(p.rows, p.columns) > THUMB) ? spoken("Every pixel is a value of this forward pass; where tokens outnumber pixels, a pixel shows the largest weight under it. ") : spoken("Every pixel is a value of this forward pass. "),
+  spoken("Choose a picture to see it large, with its numbers.")];
+
+function patternLegends(patterns) {
+  const measured = patterns.filter((p) => p.limit !== 1);
+  return [
+    patterns.some((p) => p.limit === 1) ? legend(1, false, spoken("attention weight; colour follows its square root, so small weights show")) : null,
+    measured.some((p) => p.signed) ? legend(1, true, spoken("signed weight, as a share of the head’s largest")) : null,
+    measured.some((p) => !p.signed) ? legend(1, false, spoken("heads whose rows do not sum to one: share of the head’s largest weight")) : null,
+  ];
+}
+
+// `picture` makes what stands for one head
+function patternGroups(patterns, picture) {
+  const groups = [...new Set(patterns.map((p) => `${p.stack}|${p.part}`))].map((key) => key.split("|"));
+  return groups.map(([stack, part]) => {
+    const chosen = patterns.filter((p) => p.stack === stack && p.part === part);
+    const name = part === "cross" ? STACKS.cross : groups.length > 1 || stack ? STACKS.attn[stack] ?? stack : "";
+    return [
+      name ? el("h3", { class: "later" }, name) : null,
+      [...new Set(chosen.map((p) => p.layer))].map((layer) => el("div", { class: "layer" }, el("p", { class: "name" }, spoken("Layer {layer}", { layer })),
+        el("div", { class: "thumbs" }, chosen.filter((p) => p.layer === layer).map(picture)))),
+    ];
+  });
+}
+
 // ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
 
 class Viewer {

@@ -1,0 +1,65 @@
+"""What every head looks at, of any model: the page, the table and the document hold the patterns that were read."""
+
+import json
+
+import pytest
+import torch
+
+import glassformer as gf
+from explanations import weights
+from glassformer.analysis.reports.attention import attention_of, pattern_sites
+from glassformer.attention import Rope
+from glassformer.cli import main
+from glassformer.errors import SiteNotRead
+from glassformer.models import EncoderConfig, Mlp, block, repeat
+
+ENCODER = EncoderConfig(20, 16, repeat(block(n_heads=2, mlp=Mlp(24), positions=Rope()), 2), max_len=16, predicts=False)
+
+
+def test_an_encoder_without_a_head_for_its_vocabulary_has_a_page(tmp_path):
+    model = ENCODER.build(0).eval()
+    run = gf.run(model, [[3, 1, 4, 1, 5], [9, 2]], read=pattern_sites(model))
+    assert run.logits is None
+    text = run.html(tmp_path / "page.html").read_text(encoding="utf-8")
+    payload = text.partition('id="attention">')[2].partition("</script>")[0]
+    document = json.loads(payload)
+    assert [token["text"] for token in document["tokens"]] == ["3", "1", "4", "1", "5"]
+    assert [entry["label"] for entry in document["patterns"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
+    for entry in document["patterns"]:
+        own = run[f"{entry['label']}.pattern"][0]
+        assert torch.allclose(torch.tensor(weights(entry)), own.values, atol=entry["scale"] / 65_000)
+    other = attention_of(run, 1)
+    assert other.texts["tokens"] == ["9", "2"] and {p.weights.shape for p in other.patterns} == {(2, 2)}
+
+
+def test_both_stacks_and_cross_attention_are_drawn_with_their_own_tokens():
+    model = gf.load("zh-en")
+    run = gf.run(model, [1, 2, 3], [4, 5], read=pattern_sites(model))
+    found = attention_of(run)
+    sides = {(p.stack, p.part): (p.query, p.key) for p in found.patterns}
+    assert sides["encoder", "attn"] == ("source_tokens", "source_tokens")
+    assert sides["decoder", "attn"] == ("tokens", "tokens") and sides["decoder", "cross"] == ("tokens", "source_tokens")
+    assert all(p.weights.shape == (len(found.texts[p.query]), len(found.texts[p.key])) for p in found.patterns)
+
+
+def test_what_was_not_read_or_has_no_pattern_is_said(capsys):
+    model = ENCODER.build(0).eval()
+    run = gf.run(model, [[3, 1, 4]], read="blocks.1.attn.pattern")
+    (note,) = [note for note in attention_of(run).notes if "not read" in str(note)]
+    assert "There is no picture of blocks.0.attn." in str(note)
+    with pytest.raises(SiteNotRead, match=r"Run again with read="):
+        attention_of(gf.run(model, [[3, 1, 4]]))
+    run.show()
+    assert "L1H0" in capsys.readouterr().out
+
+
+def test_the_command_writes_page_and_document(tmp_path, capsys):
+    page, document = tmp_path / "page.html", tmp_path / "found.json"
+    line = ["attention", "attn-only-1l", "import os", "--html", str(page), "--json", str(document), "--lang", "zh"]
+    assert main(line) == 0
+    out = capsys.readouterr().out
+    assert "最后一个查询" in out and "L0H0" in out
+    assert 'lang="zh"' in page.read_text(encoding="utf-8")
+    assert json.loads(document.read_text(encoding="utf-8"))["format"] == "glassformer.attention"
+    assert main(["attention", "attn-only-1l"]) == 2
+    assert "give a text" in capsys.readouterr().err
