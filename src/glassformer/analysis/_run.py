@@ -486,8 +486,9 @@ def run(
     """Run a model once, reading and editing at named sites.
 
     The model runs in evaluation mode, in the types of its weights (no autocast reaches into it), and is put back as it
-    was. A text gets the special tokens that its tokenizer puts around texts, and `notes` say which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
-    its decoder reads `target`, or what it generates greedily when there is no target.
+    was. A text gets the special tokens that its tokenizer puts around texts, and `notes` say which; ids are taken as
+    they are. An encoder-decoder reads `inputs` with its encoder; its decoder reads `target`, or what it generates
+    greedily when there is no target.
 
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
