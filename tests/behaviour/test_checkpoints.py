@@ -159,7 +159,7 @@ def test_a_pickle_in_place_of_the_weights_is_refused_and_not_run(protocol, folde
         torch.save({"x": bomb}, folder / WEIGHTS)
     else:
         (folder / WEIGHTS).write_bytes(pickle.dumps(bomb, protocol=protocol))
-    with pytest.raises(CheckpointError, match="is a pickle, not safetensors; pickles can run code and are refused"):
+    with pytest.raises(CheckpointError, match=r"is a pickle, not safetensors.*pickles can run code and are refused"):
         checkpoints.load(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -189,8 +189,21 @@ def test_every_truncation_is_noticed(folder):
 
 def test_a_missing_file_is_named(folder):
     (folder / WEIGHTS).unlink()
-    with pytest.raises(CheckpointError, match=r'cannot read ".*model.safetensors": No such file'):
+    with pytest.raises(CheckpointError, match=r'model" holds no safetensors file \(found: config.json\)'):
         checkpoints.load(folder)
+
+
+def test_a_file_of_another_size_than_its_tensors_is_refused_before_it_is_read(folder, tmp_path, monkeypatch):
+    # 1 TiB that takes no room on the disk
+    os.truncate(folder / WEIGHTS, 1 << 40)
+    monkeypatch.setattr("hashlib.file_digest", lambda *given: pytest.fail("all of it is read"))
+    for reads in (
+        lambda: checkpoints.load(folder),
+        lambda: checkpoints.load(folder, stream=True),
+        lambda: checkpoints.convert(folder, tmp_path / "out", to="glassformer"),
+    ):
+        with pytest.raises(CheckpointError, match=r"1,099,511,627,776 bytes\) is not a whole safetensors file"):
+            reads()
 
 
 def test_a_flipped_bit_in_any_region_of_the_weights_is_noticed(folder):

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,19 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import arguments, main
+from glassformer.cli.arguments import text_of
 from glassformer.cli.console import Console, say
 from glassformer.cli.parsing import call_of
-from glassformer.errors import GlassformerError, UnknownModel, nearest, printable, shortened
+from glassformer.data import read_source
+from glassformer.errors import (
+    DataError,
+    GlassformerError,
+    TextError,
+    UnknownModel,
+    nearest,
+    printable,
+    shortened,
+)
 
 # what clears, rings, moves back, writes over, colours by one character, turns the writing
 STEERING = ["\x1b[31m", "\x07", "\b", "\r", "\x9b31m", "\u202e", "\u2066", "\x00", "\x7f", "\x85"]
@@ -210,6 +221,31 @@ def test_help_and_the_version_end_like_a_command_on_an_output_that_takes_nothing
     assert main(words) == 2
     assert capsys.readouterr().err.endswith(": the output cannot be read or written: No space left on device.\n")
     output.fate = None
+
+
+@pytest.mark.parametrize("words", [["--version"], ["sites", "--help"], ["nosuch"]])
+def test_a_closed_output_ends_a_command_like_one_that_takes_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and ("Bad file descriptor" in told) == (words != ["nosuch"])
+
+
+def test_closed_complaints_go_nowhere_and_a_closed_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="standard input cannot be read: Bad file descriptor"):
+        list(read_source("-"))
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["nosuch"]) == 2
+    with pytest.raises(TextError, match=r"standard input cannot be read: Bad file descriptor\. Give the text itself"):
+        text_of("-")
+
+
+def test_a_command_whose_streams_are_all_closed_ends() -> None:
+    command = f'"{sys.executable}" -m glassformer --version <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 2
 
 
 class Closed(io.StringIO):

@@ -229,6 +229,20 @@ def test_who_reads_a_run_does_not_wait_for_what_is_special_or_too_large(make, re
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("samples.txt", files.MOST_METRICS), ("metrics.jsonl", files.MOST_METRICS),
+        ("step-00000003/config.json", files.MOST_JSON), ("step-00000003/optimizer.safetensors", files.MOST_JSON * 2),
+    ],
+)  # fmt: skip
+def test_a_run_does_not_go_on_from_what_is_too_large_to_be_its_own(name, size, stopped):
+    (stopped / name).touch()
+    os.truncate(stopped / name, size + 1)
+    with pytest.raises((RunFolderError, CheckpointError), match=r"larger than the [0-9,]+ bytes"):
+        train(recipe(), stopped)
+
+
 def test_a_stray_step_counts_neither_for_training_nor_for_loading(stopped):
     gf.save(MODEL.build(5), stopped / "step-00000099")
     assert same(weights(gf.load(stopped)), weights(gf.load(stopped / "step-00000003")))

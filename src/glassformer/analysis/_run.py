@@ -33,6 +33,7 @@ from glassformer.models.padding import Padding
 from glassformer.models.readable import PositionLabels, name_positions, with_coordinates
 from glassformer.models.reading import Inputs, Side
 from glassformer.numerics.indices import one
+from glassformer.numerics.precision import without_autocast
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, SiteTable, Tape, in_layers, parts_of
 from glassformer.words import Language, speaking
@@ -542,9 +543,10 @@ def run(
 ) -> Run:
     """Run a model once, reading and editing at named sites.
 
-    The model runs in evaluation mode and is put back as it was. A text gets the special tokens that its tokenizer puts
-    around texts, and `notes` say which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
-    its decoder reads `target`, or what it generates greedily when there is no target.
+    The model runs in evaluation mode, in the types of its weights (no autocast reaches into it), and is put back as it
+    was. A text gets the special tokens that its tokenizer puts around texts, and `notes` say which; ids are taken as
+    they are. An encoder-decoder reads `inputs` with its encoder; its decoder reads `target`, or what it generates
+    greedily when there is no target.
 
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
@@ -585,7 +587,7 @@ def run(
         require_gradients(model, "gf.run(…, grad=True)")
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, _sites(read, view), edit, grad=grad)
-    with evaluating(model), torch.set_grad_enabled(grad):
+    with evaluating(model), torch.set_grad_enabled(grad), without_autocast():
         given = prepare(
             model, inputs, target, specials=specials, lengths=lengths, mask=mask, allow_unknown=allow_unknown
         )

@@ -8,7 +8,8 @@
     card_of(logit_lens).reads(model)
 
 The decorator writes the card into a table. Called from outside, an analysis binds its result to what it is of and to
-what must be known of it; called by another one, it is the function itself.
+what must be known of it; called by another one, it is the function itself. It computes in the types of the
+weights: autocast does not reach into it, for decompositions know no bfloat16, and parts of a sum would be of two types.
 """
 
 import functools
@@ -26,6 +27,7 @@ from glassformer.arguments import check
 from glassformer.docstrings import docstring_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
+from glassformer.numerics.precision import without_autocast
 from glassformer.provenance import gathered, is_gathering
 from glassformer.trace import parts_of
 
@@ -98,7 +100,7 @@ def question(
             if is_gathering():
                 return answer(*args, **kwargs)
             check(function, args, kwargs)
-            with gathered() as notes:
+            with gathered() as notes, without_autocast():
                 found = answer(*args, **kwargs)
             return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found
 

@@ -59,9 +59,10 @@ def load(
     kind, place = number_type(dtype), device_of(device)
     folder = folder_of(name, revision)
     found = model_folder(folder)
+    # headers first: a file of another size than its tensors' is refused before all of it is read
+    checkpoint = found.open()
     if not stream:
         found.check(weights_only=True)
-    checkpoint = found.open()
     wanted = kind or found.loaded_as(checkpoint.dtype)
     if stream:
         model = streamed(checkpoint, wanted, place, allow_nonfinite=allow_nonfinite)

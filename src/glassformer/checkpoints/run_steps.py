@@ -17,7 +17,7 @@ from typing import Any
 
 from glassformer.checkpoints.own import sha256
 from glassformer.errors import CheckpointError
-from glassformer.files import json_text
+from glassformer.files import MOST_JSON, json_text, read, reason
 from glassformer.files.packaged import CONFIG
 
 FACTS, OPTIMIZER = "facts.json", "optimizer.safetensors"
@@ -65,9 +65,9 @@ def check(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f'"{path}" is no regular file.')
     facts = read_facts(folder)
     try:
-        digest = sha256((folder / CONFIG).read_bytes())
+        digest = sha256(read(folder / CONFIG, MOST_JSON))
     except OSError as error:
-        raise CheckpointError(f'cannot read "{folder / CONFIG}": {error.strerror or error}.') from error
+        raise CheckpointError(f'cannot read "{folder / CONFIG}": {reason(error)}.') from error
     if facts["sha256"].get(CONFIG) != digest:
         raise CheckpointError(
             f'"{folder / CONFIG}" does not match its digest in {FACTS}: it is damaged, or of another.'

@@ -43,6 +43,7 @@ VERBS: dict[str, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
+    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
@@ -124,6 +125,17 @@ def _complain(message: str, verb: str = "") -> None:
 
 def _command(verb: str) -> str:
     return f"glassformer {verb}".strip()
+
+
+def _open_streams() -> None:
+    """Put a stream that fails in place of standard input or output that were closed, which Python leaves at None.
+
+    Whoever reads or writes there then learns what a program learns of the system; no file that is opened later takes
+    their numbers. Complaints that nobody is to read go nowhere.
+    """
+    for name, flags, mode in (("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
 
 
 def _discard_output() -> None:

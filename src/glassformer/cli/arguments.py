@@ -86,10 +86,15 @@ def check_known(name: str) -> None:
 
 
 def text_of(given: str) -> str:
-    """Return the text itself, or standard input for `-`; raises `TextError` if that is not UTF-8, or without end."""
+    """Return the text itself, or standard input for `-`; raises `TextError` if that is closed, no UTF-8, or endless."""
     if given != "-":
         return given
-    read = sys.stdin.buffer.read(MOST_READ + 1)
+    try:
+        read = sys.stdin.buffer.read(MOST_READ + 1)
+    except OSError as error:
+        raise TextError(
+            f"standard input cannot be read: {error.strerror or error}. Give the text itself, or pipe it in."
+        ) from error
     if len(read) > MOST_READ:
         raise TextError(f"standard input holds more than {MOST_READ:,} bytes, which no model reads at once.")
     try:

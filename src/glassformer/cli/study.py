@@ -1,7 +1,7 @@
 """`glassformer study`: papers' claims, checked in miniature."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
@@ -90,9 +90,14 @@ def _list(json: bool) -> None:
 
 
 def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
-    from glassformer.study import Progress, run_study
+    from glassformer.study import Progress, find, run_study
     from glassformer.study.report import write_report
+    from glassformer.study.shelf import read_report
 
+    study = find(name).name
+    place = _place(folder, study, scale)
+    # first of all: a report that cannot be gone on with costs no run
+    read_report(place, study, scale)
     with progress(name) as said:
 
         def report(at: Progress) -> None:
@@ -105,39 +110,40 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool)
             found = run_study(name, scale, folder=folder, jobs=jobs, report=report, anew=anew)
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
-    path = write_report(found, _place(folder, found.study.name, scale))
-    _show(path, json)
+    write_report(found, place.parent)
+    _report(name, scale, jobs, folder, anew, json)
 
 
 def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
-    _show(_reported(name, scale, folder), json)
+    _show(*_reported(name, scale, folder), json)
 
 
-def _reported(name: str, scale: str, folder: Path) -> Path:
-    """Return the file of a report: of one's own runs, else the one that comes with the package."""
-    from glassformer.study import find
-    from glassformer.study.shelf import shipped_at
+def _reported(name: str, scale: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a report and its file: of one's own runs, else the one that comes with the package."""
+    from glassformer.study import find, shipped
+    from glassformer.study.shelf import read_report, shipped_at
 
-    study = find(name)
-    path = _place(folder, study.name, scale) / "report.json"
-    if not path.is_file() and scale == "small":
-        path = shipped_at(study.name)
-    if not path.is_file():
+    study = find(name).name
+    path = _place(folder, study, scale)
+    found = read_report(path, study, scale)
+    if found is None and scale == "small":
+        path, found = shipped_at(study), shipped(study)
+    if found is None:
         raise AnalysisUnavailable(
             f'no report of {name} at scale {scale} in "{folder}". Run: glassformer study run {name} --scale {scale}'
         )
-    return path
+    return path, found
 
 
 def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: bool) -> None:
     from dataclasses import asdict
 
-    from glassformer.files import json_text, read_json
+    from glassformer.files import json_text
     from glassformer.study import names, shipped
     from glassformer.study.replay import OUTCOMES, replay_reports
 
     chosen = asked or tuple(name for name in names() if shipped(name) is not None)
-    reports = {name: read_json(_reported(name, scale, folder)) for name in chosen}
+    reports = {name: _reported(name, scale, folder)[1] for name in chosen}
     with progress("replays") as said:
         try:
             found = replay_reports(
@@ -164,15 +170,14 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
 
 
 def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
-    from glassformer.files import read_json
     from glassformer.study import find, survey, verify
     from glassformer.study.report import document
+    from glassformer.study.shelf import read_report
 
     study = find(name)
     found = verify(study, scale, folder=folder)
     states = survey(study, scale, folder)
-    path = _place(folder, study.name, scale) / "report.json"
-    reported = read_json(path) if path.is_file() else None
+    reported = read_report(_place(folder, study.name, scale), study.name, scale)
     now = {claim["text"]: claim["verdict"] for claim in document(found, reported)["claims"]}
     then = {claim["text"]: claim["verdict"] for claim in (reported or {}).get("claims", [])}
     table = Table("claim", "reported", "from the runs")
@@ -187,21 +192,23 @@ def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bo
 
 
 def _place(folder: Path, name: str, scale: str) -> Path:
-    return folder / name / scale
+    from glassformer.study.shelf import REPORT
+
+    return folder / name / scale / REPORT
 
 
-def _show(path: Path, json: bool) -> None:
+def _show(path: Path, report: dict[str, Any], json: bool) -> None:
     from rich.markdown import Markdown
 
-    from glassformer.files import read_json
+    from glassformer.study.kept import kept_text
     from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
     from glassformer.study.shelf import shipped_at, shipped_replays_at
 
     if json:
-        print(path.read_text(encoding="utf-8"), end="")
+        print(kept_text(report), end="")
         return
-    report, console = read_json(path), Console()
+    console = Console()
     console.print(Markdown(markdown(report)))
     older = outdated(report)
     if older:

@@ -61,8 +61,13 @@ def read_text(path: str | Path, most: int) -> str:
     return read(path, most).decode("utf-8")
 
 
-def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
+def read_json(path: str | Path, most: int = MOST_JSON, *, strict: bool = False) -> Any:
     """The JSON data in a regular file.
+
+    Args:
+        path: Of the file.
+        most: Bytes it may have.
+        strict: Refuse what other readers take otherwise: a name that stands twice in an object, NaN and Infinity.
 
     Raises:
         OSError: As for `read`.
@@ -70,9 +75,21 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
     """
     text = read_text(path, most)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant) if strict else json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'"{next(name for name in names if names.count(name) > 1)}" stands in it twice')
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def read_object(path: str | Path, most: int = MOST_JSON) -> dict[str, Any]:

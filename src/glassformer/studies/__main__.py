@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from glassformer.files import json_text, write
 from glassformer.study import names, run_study
+from glassformer.study.kept import keep
 from glassformer.study.replay import replay_reports
 from glassformer.study.report import document
 from glassformer.study.shelf import shipped, shipped_at, shipped_replays_at
@@ -27,7 +27,7 @@ def main(asked: list[str]) -> None:
         found = document(run_study(name), shipped(name))
         path = shipped_at(name)
         path.parent.mkdir(exist_ok=True)
-        write(path, (json_text(found, indent=1, ascii_only=False) + "\n").encode())
+        keep(path, found)
         print(name, {claim["text"]: claim["verdict"] for claim in found["claims"]})
 
 

@@ -259,7 +259,7 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
     for seed in seeds:
         own = [run for run in runs if run.seed == seed]
         try:
-            values[seed] = claim.quantity.of(own)
+            values[seed] = _finite(claim.quantity, own)
         except NotDefined as error:
             return Decision(
                 claim=claim,
@@ -286,6 +286,17 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
     else:
         why = f"the interval from {low:.3g} to {high:.3g} reaches across an end of what is expected"
     return Decision(claim=claim, verdict=verdict, values=values, mean=mean, low=low, high=high, why=why)
+
+
+def _finite(quantity: Quantity, runs: Runs) -> float:
+    """Return a quantity of the runs of one seed; raises `Missing` where it is too large for a number."""
+    try:
+        found = quantity.of(runs)
+    except OverflowError as error:
+        raise Missing(f"{quantity.name} is too large for a number") from error
+    if not math.isfinite(found):
+        raise Missing(f"{quantity.name} is {found}")
+    return found
 
 
 def interval(values: Sequence[float], *, exact: bool = False) -> tuple[float, float, float]:

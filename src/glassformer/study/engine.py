@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from glassformer.errors import AnalysisUnavailable
-from glassformer.files import json_text, read_json, write
 from glassformer.study import records
 from glassformer.study.claims import Decision, decide
 from glassformer.study.code import Recorder, changed
 from glassformer.study.definition import Case, Setting, Study
+from glassformer.study.kept import is_kept, keep, read_kept
 from glassformer.study.records import Record, State
 from glassformer.study.shelf import find
 from glassformer.training import TrainConfig, train
@@ -100,12 +100,17 @@ def run_study(
 
     Raises:
         AnalysisUnavailable: There is no such study, or it has no such scale.
+        CheckpointError: The record of a run was changed or damaged, or something else is in its place.
         KeyboardInterrupt: Ctrl-C. What was finished is kept, and training goes on where it was.
     """
     found = study if isinstance(study, Study) else find(study)
     cases, home = found.cases(scale), Path(folder)
-    states = survey(found, scale, folder)
-    todo = [case for case, state in zip(cases, states, strict=True) if anew or state != "current"]
+    if anew:
+        for case in cases:
+            is_kept(records.place(home, found.name, case))
+        todo = cases
+    else:
+        todo = [case for case, state in zip(cases, survey(found, scale, folder), strict=True) if state != "current"]
     tell = _Telling(report, len(cases), len(cases) - len(todo))
     tell()
     if jobs > 1 and isinstance(study, str) and len(todo) > 1:
@@ -118,16 +123,21 @@ def run_study(
 
 
 def survey(study: Study, scale: str, folder: str | Path = RUNS) -> list[State]:
-    """The state of each case: whether its run is there and current."""
-    found = [records.read(records.place(Path(folder), study.name, case)) for case in study.cases(scale)]
+    """The state of each case: whether its run is there and current; raises `CheckpointError` as `verify` does."""
+    found = [records.read(Path(folder), study.name, case) for case in study.cases(scale)]
     return ["missing" if record is None else record.state() for record in found]
 
 
 def verify(study: Study | str, scale: str = "small", *, folder: str | Path = RUNS) -> Found:
-    """Decide a study's claims from the runs that are there; what is missing leaves a claim undecided."""
+    """Decide a study's claims from the runs that are there; what is missing leaves a claim undecided.
+
+    Raises:
+        AnalysisUnavailable: There is no such study, or it has no such scale.
+        CheckpointError: The record of a run was changed or damaged, or something else is in its place.
+    """
     found = study if isinstance(study, Study) else find(study)
     cases = found.cases(scale)
-    kept = [records.read(records.place(Path(folder), found.name, case)) for case in cases]
+    kept = [records.read(Path(folder), found.name, case) for case in cases]
     runs = [record for record in kept if record is not None]
     seeds = range(found.scale(scale).seeds)
     measured = [record.measured() for record in runs]
@@ -183,18 +193,20 @@ def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[i
     """Return the run folder of a recipe: as it is, if it was trained by the code that is here now."""
     home = folder / TRAINED / records.key(json.loads(config.identity()))
     home.parent.mkdir(parents=True, exist_ok=True)
+    is_kept(home.with_suffix(".lock"))
     with home.with_suffix(".lock").open("a") as lock:
         # cases may share a model: whoever comes second waits for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = read_json(home / CODE) if (home / CODE).is_file() else {}
-        if known and not changed(known):
-            ran.add(known)
+        way_on = f'Remove "{home}", and the model is trained again.'
+        known = read_kept(home / CODE, "digests of code", {"code": {str: str}}, way_on)
+        if known and not changed(known["code"]):
+            ran.add(known["code"])
             return home
         if known:
             shutil.rmtree(home)
         with Recorder() as training:
             train(config, home, report=lambda at: said(at.step, at.steps))
-        write(home / CODE, json_text(training.digests(), indent=1).encode())
+        keep(home / CODE, {"code": training.digests()})
     return home
 
 

@@ -7,6 +7,7 @@ A record stands for a case as long as no function that ran for it has changed; s
 """
 
 import dataclasses
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +18,18 @@ from typing import Any, Literal, Self
 import torch
 
 from glassformer.errors import CheckpointError
-from glassformer.files import json_text, read_json, write
+from glassformer.files import json_text
 from glassformer.study.claims import Measured
 from glassformer.study.code import changed
 from glassformer.study.definition import Case
+from glassformer.study.kept import NUMBER, keep, read_kept
 from glassformer.version import __version__
 
 FORMAT = 1
+SHAPE: dict[str, Any] = {
+    "format": int, "study": str, "point": {}, "settings": {}, "seed": int, "measures": {str: NUMBER},
+    "undefined": {str: str}, "error": str, "seconds": (int, float), "machine": {str: str}, "code": {str: str},
+}  # fmt: skip
 State = Literal["missing", "current", "outdated", "error"]
 
 
@@ -66,13 +72,17 @@ class Record:
             return "error"
         return "outdated" if changed(self.code) else "current"
 
-    def to_json(self) -> str:
-        return json_text({"format": FORMAT} | dataclasses.asdict(self), indent=1, ascii_only=False)
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {"format": FORMAT} | dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return a record of JSON data; raises `KeyError` or `TypeError` if it is none."""
-        return cls(**{field.name: data[field.name] for field in dataclasses.fields(cls)})
+        """Return a record of JSON data of the shape that a record has."""
+        found = cls(**{field.name: data[field.name] for field in dataclasses.fields(cls)})
+        # JSON has no word for a number that is none
+        measures = {name: math.nan if measured is None else measured for name, measured in found.measures.items()}
+        return dataclasses.replace(found, measures=measures)
 
 
 def key(*told: Any) -> str:
@@ -85,21 +95,28 @@ def place(folder: Path, study: str, case: Case) -> Path:
     return folder / study / f"{key(study, case.to_dict())}.json"
 
 
-def read(path: Path) -> Record | None:
-    """Return the record in a file; None if there is none, or it is of another format or damaged."""
-    if not path.is_file():
+def read(folder: Path, study: str, case: Case) -> Record | None:
+    """Return the record of a case; None if there is none.
+
+    Raises:
+        CheckpointError: The file was changed or damaged, is of another case, or is no regular file.
+    """
+    path = place(folder, study, case)
+    way_on = f"Remove it, and glassformer study run {study} makes that run again."
+    data = read_kept(path, "record of a run", SHAPE, way_on)
+    if data is None:
         return None
-    try:
-        data = read_json(path)
-        return Record.from_dict(data) if data.get("format") == FORMAT else None
-    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
-        return None
+    if data["format"] != FORMAT:
+        raise CheckpointError(f'"{path}" is in format {data["format"]}; this version reads {FORMAT}.\n    {way_on}')
+    if path.stem != key(data["study"], {name: data[name] for name in case.to_dict()}):
+        raise CheckpointError(f'"{path}" is the record of another case than its name says.\n    {way_on}')
+    return Record.from_dict(data)
 
 
 def save(path: Path, record: Record) -> None:
     """Write a record, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, record.to_json().encode())
+    keep(path, record.to_dict())
 
 
 def machine() -> dict[str, str]:

@@ -12,23 +12,24 @@ point. So two seeds or more have to be recorded, and where all seeds gave one nu
 left out.
 
     {"format": "glassformer.replays", "version": 1,
-     "replays": {study: {"outcome", "why", "point", "seed", "measures", "seconds", "machine", "code", "also"}}}
+     "replays": {study: {"outcome", "why", "point", "seed", "measures", "seconds", "machine", "code", "also"}},
+     "sha256": of all the rest}
 """
 
 import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from glassformer.errors import AnalysisUnavailable, CheckpointError
-from glassformer.files import json_text, read_json, write
 from glassformer.study.claims import next_draw
 from glassformer.study.code import digest
 from glassformer.study.definition import Study
 from glassformer.study.engine import run_case
+from glassformer.study.kept import NUMBER, keep, read_kept
 from glassformer.study.records import Record
 from glassformer.study.shelf import find
 
@@ -36,6 +37,12 @@ FORMAT, VERSION = "glassformer.replays", 1
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
 Outcome = Literal["equal", "agrees", "differs"]
 OUTCOMES: tuple[Outcome, ...] = ("equal", "agrees", "differs")
+_COMPARED = {"name": str, "recorded": NUMBER, "replayed": NUMBER, "low": NUMBER, "high": NUMBER, "outcome": str}
+_REPLAY = {
+    "outcome": str, "why": str, "point": {}, "seed": int, "measures": [_COMPARED], "seconds": (int, float),
+    "machine": {str: str}, "code": str, "also": [str],
+}  # fmt: skip
+SHAPE = {"format": str, "version": int, "replays": {str: _REPLAY}}
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,9 @@ class Replay:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return a replay of JSON data; raises `KeyError` or `TypeError` if it is none."""
-        return cls(**{**data, "measures": [Compared(**one) for one in data["measures"]]})
+        """Return a replay of JSON data of the shape that a replay has."""
+        measures = [Compared(**{field.name: one[field.name] for field in fields(Compared)}) for one in data["measures"]]
+        return cls(**{**{field.name: data[field.name] for field in fields(cls)}, "measures": measures})
 
 
 def drawn(report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -243,20 +251,17 @@ def read_replays(path: Path) -> dict[str, Replay]:
     """Return the replays in a file by study; none if there is no file.
 
     Raises:
-        CheckpointError: The file is no JSON, or holds something else.
+        CheckpointError: The file was changed or damaged, holds something else, or is no regular file.
     """
-    if not path.is_file():
+    way_on = "Remove it, and the same command makes it anew."
+    data = read_kept(path, "replays", SHAPE, way_on)
+    if data is None:
         return {}
-    data = read_json(path)
-    try:
-        if data["format"] != FORMAT or data["version"] != VERSION:
-            raise KeyError(data["format"])
-        return {name: Replay.from_dict(one) for name, one in data["replays"].items()}
-    except (AttributeError, KeyError, TypeError) as error:
+    if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise CheckpointError(
-            f'"{path}" holds no replays (expected format="{FORMAT}", version={VERSION}).\n'
-            "    Remove it, and the same command makes it anew."
-        ) from error
+            f'"{path}" holds no replays (expected format="{FORMAT}", version={VERSION}).\n    {way_on}'
+        )
+    return {name: Replay.from_dict(one) for name, one in data["replays"].items()}
 
 
 def keep_replay(path: Path, study: str, found: Replay) -> None:
@@ -264,5 +269,4 @@ def keep_replay(path: Path, study: str, found: Replay) -> None:
     replays = read_replays(path) | {study: found}
     told = {name: asdict(replays[name]) for name in sorted(replays)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, "version": VERSION, "replays": told}
-    write(path, (json_text(document, indent=1, ascii_only=False) + "\n").encode())
+    keep(path, {"format": FORMAT, "version": VERSION, "replays": told})

@@ -4,7 +4,7 @@
      "claims": [{"text", "quantity", "expected", "verdict", "mean", "low", "high", "values", "why", "earlier"}],
      "measures": [{"name", "about", "unit", "question", "source"}],
      "runs": [{"point", "seed", "measures", "undefined", "error", "seconds", "key"}],
-     "machine": {…}, "seconds": …, "code": {"module:name": digest}}
+     "machines": [{…}], "seconds": …, "code": {"module:name": digest}, "sha256": of all the rest}
 
 A report that is written where an older one lies remembers what that one expected: a claim whose expectation was changed
 lists the earlier ones under `earlier`, first things first.
@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.analysis.cards import card_of
-from glassformer.files import json_text, read_json, write
+from glassformer.files import write
 from glassformer.render.page import study_page
 from glassformer.study import records
 from glassformer.study.claims import VERDICTS, Decision
 from glassformer.study.code import changed
 from glassformer.study.engine import Found
+from glassformer.study.kept import keep
 from glassformer.study.records import Record
+from glassformer.study.shelf import FORMAT, REPORT, VERSION, read_report
 
-FORMAT, VERSION = "glassformer.study", 1
-JSON, MARKDOWN, PAGE = "report.json", "report.md", "report.html"
+MARKDOWN, PAGE = "report.md", "report.html"
 
 
 def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -60,12 +61,15 @@ def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def write_report(found: Found, folder: Path) -> Path:
-    """Write report.json, report.md and report.html into a folder, and return the first."""
+    """Write report.json, report.md and report.html into a folder, and return the first.
+
+    Raises:
+        CheckpointError: The report that stands there was changed or damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / JSON
-    before = read_json(path) if path.is_file() else None
-    made = document(found, before)
-    write(path, json_text(made, indent=1, ascii_only=False).encode())
+    path = folder / REPORT
+    made = document(found, read_report(path, found.study.name, found.scale))
+    keep(path, made)
     write(folder / MARKDOWN, markdown(made).encode())
     write(folder / PAGE, study_page(made).encode())
     return path
@@ -147,7 +151,8 @@ def _measure(found: Found, name: str) -> dict[str, str]:
 
 def _run(run: Record) -> dict[str, Any]:
     return {
-        "point": dict(run.point), "seed": run.seed, "measures": dict(run.measures), "undefined": dict(run.undefined),
+        "point": dict(run.point), "seed": run.seed, "undefined": dict(run.undefined),
+        "measures": {name: _number(measured) for name, measured in run.measures.items()},
         "error": run.error.strip().rsplit("\n", 1)[-1], "seconds": run.seconds,
         "key": records.key(run.study, {"point": run.point, "settings": run.settings, "seed": run.seed}),
     }  # fmt: skip

@@ -17,11 +17,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.files import read_json
+from glassformer.errors import AnalysisUnavailable, CheckpointError, nearest
 from glassformer.study.definition import Study
+from glassformer.study.kept import NUMBER, read_kept
 
 GROUP = "glassformer.studies"
+FORMAT, VERSION, REPORT = "glassformer.study", 1, "report.json"
+_CLAIM = {
+    "text": str, "quantity": str, "expected": str, "range": {"low": NUMBER, "high": NUMBER}, "verdict": str,
+    "mean": NUMBER, "low": NUMBER, "high": NUMBER, "values": {str: NUMBER}, "why": str, "earlier": [{"expected": str}],
+}  # fmt: skip
+_RUN = {
+    "point": {}, "seed": int, "measures": {str: NUMBER}, "undefined": {str: str}, "error": str,
+    "seconds": (int, float), "key": str,
+}  # fmt: skip
+SHAPE = {
+    "format": str, "version": int, "study": str, "paper": str, "question": str, "scale": str, "settings": {},
+    "grid": {}, "seeds": int, "differs": [str], "claims": [_CLAIM],
+    "measures": [{"name": str, "about": str, "unit": str}], "runs": [_RUN], "seconds": (int, float),
+    "machines": [{str: str}], "code": {str: str},
+}  # fmt: skip
 VARIABLE = "STUDY"
 FOUND = "found"
 
@@ -52,10 +67,36 @@ def find(name: str) -> Study:
     )
 
 
+def read_report(path: Path, study: str, scale: str, way_on: str = "") -> dict[str, Any] | None:
+    """Return the report in a file as JSON data; None if there is none.
+
+    Args:
+        path: Of the file.
+        study: That the report is to be of.
+        scale: Likewise.
+        way_on: What to do about a file that is refused, in words, if it is none of one's own.
+
+    Raises:
+        CheckpointError: The file was changed or damaged, is of another study or scale, or is no regular file.
+    """
+    way_on = way_on or (
+        f"Remove it, and glassformer study run {study} --scale {scale} writes it anew from the runs; what earlier "
+        "reports expected is known to it alone."
+    )
+    data = read_kept(path, f"report of {study} at scale {scale}", SHAPE, way_on)
+    if data is not None and (data["format"], data["version"]) != (FORMAT, VERSION):
+        raise CheckpointError(
+            f'"{path}" is in format {data["format"]!r}, version {data["version"]}; this version reads {FORMAT!r}, '
+            f"version {VERSION}.\n    {way_on}"
+        )
+    if data is not None and (data["study"], data["scale"]) != (study, scale):
+        raise CheckpointError(f'"{path}" is of {data["study"]} at scale {data["scale"]}.\n    {way_on}')
+    return data
+
+
 def shipped(name: str) -> dict[str, Any] | None:
     """The report of a study that came with the package, or None if none did."""
-    path = shipped_at(name)
-    return read_json(path) if path.is_file() else None
+    return read_report(shipped_at(name), name, "small", "It came with the package: install that again.")
 
 
 def shipped_at(name: str) -> Path:

@@ -28,7 +28,13 @@ def forget_after(folder: Path, step: int) -> None:
     for name, until in ((METRICS, _lines_until), (SAMPLES, _samples_until)):
         path = folder / name
         if path.exists():
-            files.write(path, until(path.read_text(encoding="utf-8", errors="replace"), step))
+            try:
+                said = files.read(path, files.MOST_METRICS).decode("utf-8", errors="replace")
+            except OSError as error:
+                raise RunFolderError(
+                    f'cannot read "{path}": {files.reason(error)}. Move it away, and the run goes on without it.'
+                ) from error
+            files.write(path, until(said, step))
 
 
 @checked

@@ -272,7 +272,7 @@ def _beginning(asked: Path) -> Path:
 def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Load a checkpoint into model and optimiser and return its facts; raises `CheckpointError` if it is damaged."""
     try:
-        facts, state = run_steps.check(folder), (folder / OPTIMIZER).read_bytes()
+        facts, state = run_steps.check(folder), files.read(folder / OPTIMIZER, _most_of_state(model))
         if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
             raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
         model.load_state_dict(checkpoints.load(folder).state_dict())
@@ -282,12 +282,18 @@ def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     return facts
 
 
+def _most_of_state(model: torch.nn.Module) -> int:
+    """Return the bytes that an optimiser's state may have: some numbers in float64 for each parameter, and a header."""
+    return files.MOST_JSON + 64 * sum(p.numel() for p in model.parameters())
+
+
 def _unusable(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f'cannot resume from "{folder}": {error} Delete that folder to begin again.')
 
 
 def _holds(path: Path, text: str) -> bool:
-    return path.exists() and path.read_bytes() == text.encode("utf-8")
+    content = text.encode("utf-8")
+    return path.exists() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -109,3 +109,10 @@ def test_differences_and_ratios_are_of_the_same_seed():
 def test_a_range_without_numbers_is_refused():
     with pytest.raises(ConfigError, match="holds nothing"):
         within(-1, 0)
+
+
+def test_what_is_too_large_for_a_number_decides_nothing():
+    tall = runs({("a", 0): 1e200, ("a", 1): 1e200, ("b", 0): 1e-200, ("b", 1): 1e-200})
+    ratio = Claim("it is so", value("loss", kind="a") / value("loss", kind="b"), above(0))
+    found = decide(ratio, tall, (0, 1))
+    assert found.verdict == "undecided" and found.values == {} and "is inf" in found.why

@@ -86,9 +86,11 @@ def convert(
         raise SaveError(f'"{folder}" is there already, and nothing is overwritten. Choose another name.')
     origin = folder_of(source, revision)
     found = model_folder(origin)
+    # headers first: a file of another size than its tensors' is refused before all of it is read
+    checkpoint = found.open()
     # damage would come out with digests of its own
     found.check()
-    checkpoint, tokenizers = found.open(), found.tokenizers()
+    tokenizers = found.tokenizers()
     family, config = (None, {}) if to == "glassformer" else expressed(checkpoint, to)
     made, temporary = [parent for parent in folder.absolute().parents if not parent.exists()], ""
     try:

@@ -5,6 +5,7 @@ A *source* is a string; reading it yields documents in a fixed order, one at a t
 """
 
 import dataclasses
+import errno
 import functools
 import glob
 import io
@@ -131,7 +132,15 @@ def python_stdlib() -> Iterator[Document]:
 
 
 def _standard_input() -> Iterator[Document]:
-    yield Document("-", _decoded(sys.stdin.buffer.read(), "standard input"))
+    try:
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        read = sys.stdin.buffer.read()
+    except OSError as error:
+        raise DataError(
+            f"standard input cannot be read: {error.strerror or error}. Name a file or a folder, or pipe the text in."
+        ) from error
+    yield Document("-", _decoded(read, "standard input"))
 
 
 def _python_of(source: str) -> list[PackagePath]:
