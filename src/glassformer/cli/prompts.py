@@ -118,12 +118,13 @@ def present(
     from rich.text import Text
 
     from glassformer.render.terminal import largest
-    from glassformer.render.terminal.tables import STRONG
+    from glassformer.render.terminal.tables import QUIET, STRONG
     from glassformer.words import spoken
 
     read, n = prompts.read(model), len(prompts.pairs)
     about = spoken("{n} pair of prompts: {name}" if n == 1 else "{n} pairs of prompts: {name}", n=n, name=prompts.name)
-    shown = [Text.assemble((model.name, STRONG), f"  {about}"), read.shown()]
+    first = [] if n == 1 else [Text(spoken("the first of them:"), style=QUIET)]
+    shown = [Text.assemble((model.name, STRONG), f"  {about}"), *first, read.shown()]
     for result in results:
         if not any(result is other for other in aside):
             shown += ["", largest(result, top)]

@@ -1,5 +1,6 @@
 """Patching and causal traces on the terminal: maps of numbers, and the largest cells with their spread."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -112,7 +113,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
     for i, kind in enumerate(share.labels("kind") if told else ()):
         at = {"metric": told[0], "kind": i}
-        cells = _cells(share.select(**at), off.select(**at), top)
+        cells = _cells(share.select(**at), off.select(**at), top, None)
         picture = matrix(share.select(**at), spoken("token \\ layer"), scale=1.0, error=off.select(**at))
         what = {"kind": _kind(kind), "metric": spoken(metrics[told[0]])}
         parts.append(section(spoken("Restoring {kind}: share of {metric} brought back", **what), *picture, *cells))
@@ -154,10 +155,11 @@ def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType
     carried = found.carried.select(metric=metric)
     measured = spoken(str(found.values.labels("metric")[metric]))
     title = (name + spoken(": ")) * bool(name) + spoken("share of the difference in {metric} carried", metric=measured)
-    flat, off = _turned(carried), found.error("fraction").select(metric=metric)
+    n, off = found.n.select(metric=metric), found.error("fraction").select(metric=metric)
+    flat = _counted(_turned(carried), _turned(n), found.clean.size("batch"))
     corner = f"{spoken(flat.axes[0])} \\ {spoken(flat.axes[1])}" if len(carried.axes) == 2 else ""
     picture = matrix(flat, corner, scale=1.0, error=_turned(off)) if corner else []
-    return section(title, *picture, *_cells(carried, off, top))
+    return section(title, *picture, *_cells(carried, off, top, None if found.clean.size("batch") == 1 else n))
 
 
 def _turned(found: Labelled) -> Labelled:
@@ -167,19 +169,35 @@ def _turned(found: Labelled) -> Labelled:
     return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
 
 
-def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
-    """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly."""
-    ranked = Labelled(share.values.nan_to_num(0.0), share.axes, share.coords).top(top, by_size=True)
-    grid = table(*spoken_each("largest", "share", ""), left=(0, 2))
+def _counted(found: Labelled, n: Labelled, pairs: int) -> Labelled:
+    """Return a table whose rows say of how many prompts they are, where that is not all of them."""
+    rows = found.axes[0]
+    fewer = [int(of.max()) for of in n.values.flatten(1)] if len(n.axes) == 2 else []
+    if all(of == pairs for of in fewer):
+        return found
+    names = [str(name) if of == pairs else f"{name}({of})" for name, of in zip(found.labels(rows), fewer)]
+    return dataclasses.replace(found, coords={**found.coords, rows: names})
+
+
+def _cells(share: Labelled, error: Labelled, top: int, n: Labelled | None) -> list[RenderableType]:
+    """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly.
+
+    `n` says how many prompts each is a mean of: what is of one alone is not ranked among them. None if all are of one.
+    """
+    ranking = share.values.nan_to_num(0.0) if n is None else share.values.nan_to_num(0.0).masked_fill(n.values < 2, 0.0)
+    ranked = Labelled(ranking, share.axes, share.coords).top(top, by_size=True)
+    grid = table(*spoken_each("largest", "share", "", "" if n is None else "n"), left=(0, 2))
     index = {axis: {label: i for i, label in enumerate(share.labels(axis))} for axis in share.axes}
     for where, value in ranked:
         if abs(value) < LEAST:
             continue
-        off = float(error.values[tuple(index[axis][label] for axis, label in zip(share.axes, where))])
+        at = tuple(index[axis][label] for axis, label in zip(share.axes, where))
+        off = float(error.values[at])
         digits = max(2, 1 - math.floor(math.log10(abs(value))))
         told = f"{value:.{digits}f}" + ("" if math.isnan(off) else f" ± {off:.{digits}f}")
         style = QUIET if abs(value) < 2 * off else ""
-        grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), style=style)
+        of = "" if n is None else str(int(n.values[at]))
+        grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), of, style=style)
     return [Text(spoken("nothing changes it"), style=QUIET)] if not grid.rows else [grid]
 
 
