@@ -99,7 +99,7 @@ def test_notes_are_said_in_chinese_and_stay_english_in_documents() -> None:
 @pytest.mark.parametrize(
     ("costs", "told"),
     [
-        ((0.0, 0.0), "噪声使 概率或 logit 差 降低的幅度不超过两个标准误。"),
+        ((0.0, 0.0), "噪声使 概率或 logit 差 降低的幅度不超过其自身的波动。"),
         ((1.0, 1.0), "提示只有一个，因此没有标准误。"),
     ],
 )

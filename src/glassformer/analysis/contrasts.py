@@ -29,6 +29,8 @@ from glassformer.numerics.placement import place_of
 
 # a tuple is (clean, corrupt), each as `run` takes it
 PromptPairs = Contrast | Pair | Sequence[Any]
+# by role, the positions that play it in each prompt
+Roles = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +99,8 @@ def contrast(model: ModuleLike, pairs: PromptPairs, analysis: str) -> Contrast:
     if several and len(pairs) and all(isinstance(pair, Pair) for pair in pairs):
         known = pairs if isinstance(pairs, Pairs) else Pairs(tuple(pairs))
         found = known.encode(model, pad="right")
-        # the tokens of a single pair, or the numbers of padded rows, say more
-        return found if len(found) > 1 and found.lengths is None else dataclasses.replace(found, labels=None)
+        # the tokens of a single pair say more
+        return found if len(found) > 1 else dataclasses.replace(found, labels=None)
     if several and len(pairs) == 2:
         return Contrast(pairs[0], pairs[1])
     raise DataError(
@@ -131,6 +133,58 @@ def aligned(model: ModuleLike, asked: Contrast, analysis: str) -> tuple[Prompts,
                 f"{second.lengths()[stack]}; pad both to the same length."
             )
     return first, second
+
+
+def places_by_role(asked: Contrast, first: Prompts) -> dict[str, Roles]:
+    """Return by stack what each position of several prompts is, where its number does not say that of all of them.
+
+    A position is of one role in all prompts if their lengths are equal and so are the places of every role. Of rows
+    without roles, who stacked them to one length or labelled their positions says so. Otherwise each is called by its
+    role, by the nearest role to its left (`behind-subject`), `before` all of them, or `last`.
+
+    Args:
+        asked: The prompts, with the roles of their words, if any are known.
+        first: The clean ones, checked to align with the corrupt ones.
+
+    Raises:
+        ShapeMismatch: Prompts have different lengths and no roles; the message says how they get some.
+    """
+    found: dict[str, Roles] = {}
+    for stack in first.lengths() if first.rows > 1 else ():
+        counts = [len(row) for row in first.tokens(stack)]
+        roles = {} if stack == "encoder" else asked.roles
+        alike = len(set(counts)) == 1
+        fixed = alike and all(len(set(where)) == 1 for where in roles.values())
+        if fixed or (not roles and asked.labels is not None):
+            continue
+        if not roles:
+            raise ShapeMismatch(
+                f"positions of prompts of {min(counts)} to {max(counts)} tokens play different parts, and a mean over "
+                "prompts by position would mix them.\n"
+                '    Give Pairs, whose words have roles; prompts of one length; or sites without positions, as "z".'
+            )
+        found[stack] = _named_throughout(roles, counts)
+    return found
+
+
+def _named_throughout(roles: Roles, counts: Sequence[int]) -> Roles:
+    """Return roles, and names for the positions of prompts of some lengths that have none."""
+    places = {role: [list(row) for row in where] for role, where in roles.items()}
+    for row, count in enumerate(counts):
+        taken = {p: role for role, where in roles.items() for p in where[row]}
+        name = "before"
+        for p in range(count):
+            if p in taken:
+                name = f"behind-{taken[p]}"
+                continue
+            own = "last" if p == count - 1 else name
+            places.setdefault(own, [[] for _ in counts])[row].append(p)
+
+    def depth(role: str) -> float:
+        shares = [p / count for where, count in zip(places[role], counts) for p in where]
+        return sum(shares) / len(shares) if shares else 1.0
+
+    return {role: tuple(map(tuple, places[role])) for role in sorted(places, key=depth)}
 
 
 def measured(model: ModuleLike, asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict[str, Metric]:

@@ -14,7 +14,7 @@ weights: autocast does not reach into it, for decompositions know no bfloat16, a
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
@@ -28,7 +28,7 @@ from glassformer.docstrings import docstring_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
 from glassformer.numerics.precision import without_autocast
-from glassformer.provenance import gathered, is_gathering
+from glassformer.provenance import Note, gathered, is_gathering
 from glassformer.trace import parts_of
 
 P = ParamSpec("P")
@@ -102,12 +102,23 @@ def question(
             check(function, args, kwargs)
             with gathered() as notes, without_autocast():
                 found = answer(*args, **kwargs)
+                if card.of == "pairs of prompts":
+                    notes = (*_guarded(function, args, kwargs), *notes)
             return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found
 
         analysis.__doc__ = docstring_of(function, parameters_of(card))
         return analysis
 
     return register
+
+
+def _guarded(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Note, ...]:
+    """Return why nothing can be called found on the pairs of prompts that an analysis was asked about."""
+    # it asks for passes, which are asked for by analyses
+    from glassformer.analysis.guard import guard
+
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    return guard(given["model"], given["pairs"], given.get("metric"))
 
 
 def _of_one_pass(function: Callable[..., Any], card: Card, padded: bool) -> Callable[..., Any]:

@@ -65,7 +65,8 @@ def deliver(
 
     @cache
     def head() -> dict[str, Any]:
-        return _head(command, model, given, read)
+        denied = any(getattr(result, "denied", False) for result in results)
+        return _head(command, model, given, read, denied)
 
     def text() -> str:
         from glassformer.render.page.results import shared
@@ -79,6 +80,9 @@ def deliver(
 
         return results_page(results, head())
 
+    from glassformer.render.terminal.tables import refusals
+
+    shown = [*refusals(results), *shown]
     pictures = {} if picture is None else {"picture": picture}
     finish(shown, JSON=(output.json, text), page=(output.html, page), **pictures)
 
@@ -108,7 +112,9 @@ def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Call
         )
 
 
-def _head(command: str, model: "ModelLike | None", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
+def _head(
+    command: str, model: "ModelLike | None", given: Mapping[str, Any], read: TokensRead | None, denied: bool
+) -> dict[str, Any]:
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 
@@ -116,6 +122,8 @@ def _head(command: str, model: "ModelLike | None", given: Mapping[str, Any], rea
     from glassformer.render.page.results import FORMAT, VERSION
 
     head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "command": command}
+    if denied:
+        head["denied"] = True
     if model is not None:
         head["model"] = dataclasses.asdict(model_facts(model))
     head["given"] = {name: value for name, value in given.items() if value is not None}

@@ -118,12 +118,13 @@ def present(
     from rich.text import Text
 
     from glassformer.render.terminal import largest
-    from glassformer.render.terminal.tables import STRONG
+    from glassformer.render.terminal.tables import QUIET, STRONG
     from glassformer.words import spoken
 
     read, n = prompts.read(model), len(prompts.pairs)
     about = spoken("{n} pair of prompts: {name}" if n == 1 else "{n} pairs of prompts: {name}", n=n, name=prompts.name)
-    shown = [Text.assemble((model.name, STRONG), f"  {about}"), read.shown()]
+    first = [] if n == 1 else [Text(spoken("the first of them:"), style=QUIET)]
+    shown = [Text.assemble((model.name, STRONG), f"  {about}"), *first, read.shown()]
     for result in results:
         if not any(result is other for other in aside):
             shown += ["", largest(result, top)]
@@ -158,13 +159,21 @@ def pairs_in(path: Path, columns: Sequence[str]) -> Any:
 
 def clean_run(model: "ModelLike", pairs: Any, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
     """Run a model on the clean prompts of pairs, reading for some analyses; return run and encoded pairs."""
+    import torch
+
     from glassformer import analysis
+    from glassformer.analysis.guard import task_notes
     from glassformer.provenance import distinct
 
     found = usable(model, pairs, fitting)
     encoded = found.encode(model, pad="right")
     run = analysis.run(model, encoded.side("clean"), read=read)
-    inputs = dataclasses.replace(run.inputs, notes=distinct(added_to(model, found), run.notes))
+    right, wrong = (
+        run.predictions().cpu()[torch.arange(len(encoded)), encoded.last.cpu(), ids.cpu()]
+        for ids in (encoded.answer, encoded.wrong)
+    )
+    notes = distinct(task_notes(right - wrong), added_to(model, found), run.notes)
+    inputs = dataclasses.replace(run.inputs, notes=notes)
     return dataclasses.replace(run, inputs=inputs), encoded
 
 

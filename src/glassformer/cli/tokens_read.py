@@ -38,7 +38,7 @@ class TokensRead:
             for name, rows in self.rows.items()
             if rows
         ]
-        return Group(*lines, *noted(self.notes))
+        return Group(*lines, *noted(note for note in self.notes if not note.denies))
 
     def further(self, *results: Any) -> Any:
         """Return the notes of results that do not stand here already, for a rich console."""
@@ -48,7 +48,7 @@ class TokensRead:
         from glassformer.render.terminal.tables import noted
 
         found = distinct(*(result.notes for result in results))
-        return Group(*noted(note for note in found if note not in self.notes))
+        return Group(*noted(note for note in found if note not in self.notes and not note.denies))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data: `tokens` by what they are, and `marks` of those of which something is odd."""

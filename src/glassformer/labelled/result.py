@@ -58,6 +58,11 @@ class Result:
         return self._notes
 
     @property
+    def denied(self) -> bool:
+        """Whether nothing in it can be called found: a note says why, and views rank nothing."""
+        return any(note.denies for note in self.notes)
+
+    @property
     def binding(self) -> Bound | None:
         """What it is of, as it was bound: what `provenance` puts into words. None for what no analysis returned."""
         return self._bound
@@ -86,12 +91,13 @@ class Result:
     def _said(self) -> dict[str, Any]:
         """Return what stands beside the fields: notes and provenance, as far as there are any."""
         notes, of = [note.to_dict() for note in self.notes], self.provenance
-        return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": of.to_dict()})
+        denied = {"denied": True} if self.denied else {}
+        return denied | ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": of.to_dict()})
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
 
-        `notes` and `provenance` come last, if there are any.
+        `denied`, where nothing can be called found, `notes` and `provenance` come last, if there are any.
 
         Args:
             packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that

@@ -17,22 +17,24 @@ class Note:
         seen: What was seen.
         meaning: What that means for the numbers shown; empty if nothing follows.
         advice: What to do about it; empty if there is nothing to do.
+        denies: Whether, for what was seen, nothing can be called found.
     """
 
     seen: str
     meaning: str = ""
     advice: str = ""
+    denies: bool = False
 
     def __str__(self) -> str:
         return " ".join(spoken(part) for part in (self.seen, self.meaning, self.advice) if part)
 
-    def to_dict(self) -> dict[str, str]:
-        """JSON data: `seen`, `meaning`, `advice`, to be read one after the other."""
-        return asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data: `seen`, `meaning`, `advice`, to be read one after the other; `denies` where it does."""
+        return {name: value for name, value in asdict(self).items() if name != "denies" or value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Note":
-        return cls(str(data["seen"]), str(data["meaning"]), str(data["advice"]))
+        return cls(str(data["seen"]), str(data["meaning"]), str(data["advice"]), bool(data.get("denies", False)))
 
 
 # notes on what an analysis read, while it is at work; None outside

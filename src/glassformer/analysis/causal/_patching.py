@@ -22,7 +22,7 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis.causal._site_grid import ResolvedGrid, SiteGrid, resolved_grids
-from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured
+from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured, places_by_role
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
 from glassformer.analysis.sweep.metrics import MetricsLike
@@ -43,7 +43,7 @@ class Patched(Result):
 
     Args:
         values: Metric after replacing one entry, `metric … batch`. NaN where there is none: a layer with fewer
-            heads, a position beyond a shorter prompt, a key that its query does not see.
+            heads, a prompt without a word of the role, a key that its query does not see.
         clean: Metric of the clean run, `metric batch`.
         corrupt: Metric of the corrupt run, `metric batch`.
         direction: `denoising` or `noising`.
@@ -80,6 +80,11 @@ class Patched(Result):
         rounding = 64 * torch.finfo(gap.dtype).eps * torch.maximum(clean.abs(), corrupt.abs())
         least = self.least_gap * gap.square().mean(-1, keepdim=True).sqrt()
         return dataclasses.replace(self.clean, values=gap <= torch.maximum(least, rounding))
+
+    @property
+    def n(self) -> Labelled:
+        """How many prompts each mean is of, `metric …`."""
+        return _without_batch(self.values, self.values.values.isfinite().sum(-1))
 
     @property
     def recovered(self) -> Labelled:
@@ -200,7 +205,8 @@ def patch(
         model: A decoder, an encoder-decoder, or any module (then `sites` are globs).
         pairs: `(clean, corrupt)`, a `Contrast`, or `Pairs`; a side is a text, texts, ids or a `Batch`, and both have
             the same numbers of tokens. Positions are called as the contrast labels them (an encoder-decoder's source
-            positions), by default after the tokens of a single pair, and by number for several.
+            positions), by default after the tokens of a single pair, and by number for several. Where one number is of
+            different roles in several pairs, positions are cut by role: all of a role at once.
         metric: One or several; by default the logit difference of the answers that `pairs` have.
         sites: Families (`resid_pre`, `attn_out`, `mlp_out`, `z`, `query`, `key`, `value`, `pattern`,
             `pattern_entries`, `neurons`, …), the bundles `stream` and `everything`, globs, or a `SiteGrid` to cut
@@ -210,7 +216,8 @@ def patch(
 
     Raises:
         DataError: There are no pairs, or some do not fit the model.
-        ShapeMismatch: The prompts do not align; the message says where.
+        ShapeMismatch: The prompts do not align; the message says where. Or positions are asked about, and prompts of
+            several lengths have no roles.
         UnknownSite: There is no such family or site.
         NoPattern: Patterns are asked for, and a layer has none.
         AnalysisUnavailable: The model has nothing of a family.
@@ -230,7 +237,7 @@ def patch(
     first, second = aligned(model, asked, "patch")
     into, out_of = (second, first) if direction == "denoising" else (first, second)
     named = None if asked.labels is None else _checked(asked.labels, first)
-    found = resolved_grids(model, sites, first.lengths(), "patch")
+    found = resolved_grids(model, sites, first.lengths(), "patch", lambda: places_by_role(asked, first))
     donor = Donor(out_of.inputs, out_of.target)
     edits = [[Set(site.name, donor, at=at) for site, at in entry.parts] for grid in found for entry in grid.entries]
     if not edits:
@@ -248,7 +255,7 @@ def patch(
         values = laid_out(grid, swept.values.values[:, done : done + len(grid.entries)], first, second)
         done += len(grid.entries)
         axes = {"metric": swept.values.labels("metric")} | _labels(grid, first, second, named)
-        by_row = {} if named is not None or first.rows == 1 else _labels_by_row(grid, first, second)
+        by_row = {} if named is not None or first.rows == 1 or not grid.stacks else _labels_by_row(grid, first, second)
         labelled = Labelled(values, ("metric", *grid.axes, "batch"), axes, rows=by_row)
         tables[grid.name] = Patched(labelled, clean_m, corrupt_m, direction, least_gap)
     return Patching(tables, direction, len(edits), swept.work)
@@ -260,6 +267,9 @@ def laid_out(grid: ResolvedGrid, values: Tensor, first: Prompts, second: Prompts
     whole = values.new_full((n_metrics, *grid.shape, batch), torch.nan)
     index = torch.tensor([entry.index for entry in grid.entries], device=values.device).reshape(len(grid.entries), -1)
     whole[(slice(None), *index.T)] = values
+    for entry in grid.entries:
+        if entry.without:
+            whole[(slice(None), *entry.index, list(entry.without))] = torch.nan
     for dim, axis in enumerate(grid.axes):
         if axis in grid.stacks:
             real = first.real(grid.stacks[axis])[:, [int(i) for i in grid.axes[axis]]].T.to(values.device)

@@ -12,13 +12,15 @@ cross-attention have grids of their own. Keys and values are cut by `kv_head`, a
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
+from glassformer.analysis.contrasts import Roles
 from glassformer.attention import AttentionLayer
-from glassformer.errors import AnalysisUnavailable, NoPattern, UnknownAxis, UnknownSite, nearest
+from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
 from glassformer.models import Model, ModuleLike, Stack, SubLayer
 from glassformer.numerics import indices
@@ -53,6 +55,7 @@ BUNDLES: dict[str, tuple[str, ...]] = {
 }
 _LACKS = {"pattern": "pattern", "scores": "scores"}
 _ALIASES = {"pos": "key", "head": "kv_head"}
+_PLACES = ("pos", "query", "key")
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,17 @@ class GridSite:
 
 @dataclass(frozen=True)
 class GridEntry:
-    """What is replaced at once: an index along each axis of a grid, and the parts of sites it stands for."""
+    """What is replaced at once.
+
+    Args:
+        index: Along each axis of a grid.
+        parts: Of sites, which it stands for.
+        without: Prompts in which nothing plays the role.
+    """
 
     index: tuple[int, ...]
     parts: tuple[tuple[Site, At], ...]
+    without: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,9 +106,9 @@ class ResolvedGrid:
 
     Args:
         name: `z`, `decoder cross z`, …
-        axes: Coordinates by axis; position axes count from 0.
+        axes: Coordinates by axis; position axes count from 0, or name roles.
         entries: Those that exist: layers may differ in heads, and a causal pattern has none above its diagonal.
-        stacks: For each position axis, the stack whose positions it counts.
+        stacks: For each axis that counts positions, their stack.
         family: Key of `FAMILIES` it belongs to; empty for sites by glob.
     """
 
@@ -114,7 +124,11 @@ class ResolvedGrid:
 
 
 def resolved_grids(
-    model: ModuleLike, asked: str | SiteGrid | Sequence[str | SiteGrid], lengths: Mapping[str, int], analysis: str
+    model: ModuleLike,
+    asked: str | SiteGrid | Sequence[str | SiteGrid],
+    lengths: Mapping[str, int],
+    analysis: str,
+    roles: Callable[[], Mapping[str, Roles]] = dict,
 ) -> list[ResolvedGrid]:
     """Return the grids that were asked for, in that order.
 
@@ -123,11 +137,12 @@ def resolved_grids(
         asked: Families, bundles of them, globs or a `SiteGrid`; several of these.
         lengths: Positions in each stack, by name.
         analysis: Who asks, for messages.
+        roles: Returns, by stack, the roles that axes of positions are cut by in place of numbers.
 
     Raises:
         UnknownSite: There is no such family or site.
         UnknownAxis: The sites have no such axis.
-        ShapeMismatch: A coordinate in `only` is out of range.
+        ShapeMismatch: A coordinate in `only` is out of range, or is the number of a position where roles are cut by.
         NoPattern: Patterns are asked for, and a layer has none.
         AnalysisUnavailable: No layer, or not every attention layer, has what is asked for.
     """
@@ -142,7 +157,11 @@ def resolved_grids(
         else:
             by = ("site",) if grid.by is None else grid.by
             groups = {grid.sites: _by_glob(model, grid, analysis)}
-        found += [_resolved(name, sites, by, grid, lengths, analysis) for name, sites in groups.items()]
+        for name, sites in groups.items():
+            placed = {a for one in sites for a in one.site.axes} & {*_PLACES}
+            cut = {_own(axis, sites[0].site, analysis) for axis in (*by, *grid.only) if axis not in ("site", "layer")}
+            known = roles() if placed & cut else {}
+            found.append(_resolved(name, sites, by, grid, lengths, analysis, known))
     names = [grid.name for grid in found]
     # one family cut in two ways is two tables: say how each is cut
     return [
@@ -288,8 +307,10 @@ def _resolved(
     asked: SiteGrid,
     lengths: Mapping[str, int],
     analysis: str,
+    roles: Mapping[str, Roles],
 ) -> ResolvedGrid:
     first, only = sites[0].site, asked.only
+    played: dict[str, Roles] = {}
     axes: dict[str, Sequence[Coordinate]] = {}
     stacks: dict[str, str] = {}
     for wanted in by:
@@ -300,38 +321,71 @@ def _resolved(
         else:
             axis = _own(wanted, first, analysis)
             longest = max(_size(axis, one, lengths, analysis) for one in sites)
+            stack = "encoder" if axis == "key" and first.crosses else sites[0].stack
+            if axis in _PLACES and stack in roles:
+                _require_no_numbers(wanted, axis, only, analysis)
+                played[axis], axes[axis] = roles[stack], list(roles[stack])
+                continue
             axes[axis] = _coordinates(axis, only.get(wanted, only.get(axis)), longest, analysis)
-            if axis in ("pos", "query", "key"):
-                stacks[axis] = "encoder" if axis == "key" and first.crosses else sites[0].stack
+            if axis in _PLACES:
+                stacks[axis] = stack
     rest = {
         _own(a, first, analysis): indices.asked(w, f"{analysis}: only: {a}")
         for a, w in only.items()
         if a != "layer" and _own(a, first, analysis) not in axes
     }
+    for axis in rest:
+        if axis in _PLACES and roles:
+            _require_no_numbers(axis, axis, rest, analysis)
     entries: list[GridEntry] = []
     for index in itertools.product(*(range(len(labels)) for labels in axes.values())):
         at = {axis: labels[i] for (axis, labels), i in zip(axes.items(), index)}
-        parts = tuple(_parts(sites, at, rest, lengths, analysis))
+        parts, without = [], list[int]()
+        for places, rows in _played(played, at).items():
+            where = at | dict(zip(played, places))
+            more = list(_parts(sites, where, rest, lengths, analysis)) if all(p != () for p in places) else []
+            parts += [(site, At(**part.where, batch=list(rows)) if played else part) for site, part in more]
+            without += [] if more else rows
         if parts:
-            entries.append(GridEntry(index, parts))
+            entries.append(GridEntry(index, tuple(parts), tuple(without)))
     return ResolvedGrid(name, axes, entries, stacks, asked.sites if asked.sites in FAMILIES else "")
+
+
+def _played(roles: Mapping[str, Roles], at: Mapping[str, Coordinate]) -> dict[tuple[tuple[int, ...], ...], list[int]]:
+    """Return where some roles lie, one for each axis that has roles, and in which prompts they do."""
+    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    chosen = [places[str(at[axis])] for axis, places in roles.items()]
+    for row, places in enumerate(zip(*chosen)):
+        found.setdefault(places, []).append(row)
+    return found if chosen else {(): []}
+
+
+def _require_no_numbers(wanted: str, axis: str, only: Mapping[str, Any], analysis: str) -> None:
+    if wanted in only or axis in only:
+        raise ShapeMismatch(
+            f"{analysis}: only={{{wanted!r}: …}} counts positions, which play different parts in these prompts.\n"
+            "    Leave it out, and positions are told apart by role; or take the sets that "
+            "pairs.groups(model, by_role=True) gives, one by one."
+        )
 
 
 def _parts(
     sites: Sequence[GridSite],
-    at: Mapping[str, Coordinate],
+    at: Mapping[str, Any],
     rest: Mapping[str, Where],
     lengths: Mapping[str, int],
     analysis: str,
 ) -> Iterator[tuple[Site, At]]:
-    where = {axis: int(i) for axis, i in at.items() if axis not in ("site", "layer")}
+    where = {
+        axis: list(i) if isinstance(i, tuple) else int(i) for axis, i in at.items() if axis not in ("site", "layer")
+    }
     for one in sites:
         if at.get("site", one.site.name) != one.site.name or at.get("layer", one.site.layer) != one.site.layer:
             continue
-        if any(i >= _size(axis, one, lengths, analysis) for axis, i in where.items()):
+        if any(_last(i) >= _size(axis, one, lengths, analysis) for axis, i in where.items()):
             continue
         # what lies above the diagonal of a causal pattern is zero in every run
-        if one.causal and "query" in where and "key" in where and where["key"] > where["query"]:
+        if one.causal and "query" in where and "key" in where and _first(where["key"]) > _last(where["query"]):
             continue
         asked: dict[str, Where] = {**where, **rest}
         yield one.site, At(**{axis: _columns(place, axis, one, lengths, analysis) for axis, place in asked.items()})
@@ -346,6 +400,14 @@ def _columns(where: Where, axis: str, one: GridSite, lengths: Mapping[str, int],
     if len(places) == 1:
         return slice(places[0], places[0] + 1)
     return [i in places for i in range(size)]
+
+
+def _first(places: int | list[int]) -> int:
+    return places if isinstance(places, int) else min(places)
+
+
+def _last(places: int | list[int]) -> int:
+    return places if isinstance(places, int) else max(places)
 
 
 def _own(axis: str, site: Site, analysis: str) -> str:

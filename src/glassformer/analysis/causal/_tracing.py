@@ -26,6 +26,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
+from glassformer.analysis.guard import beyond_spread, task_notes
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
@@ -43,6 +44,7 @@ from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
 from glassformer.words import Sentence, sentence
 
+_ANSWERS = "logit difference"
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
 # what a token is to the subject
@@ -103,15 +105,20 @@ class CausalTrace(Result):
     def share(self) -> Labelled:
         """Share of what the noise takes that restoring brings back, sample by sample, `metric kind pos layer sample`.
 
-        0: as corrupt, 1: as clean. NaN where the noise does not lower the metric by more than two standard errors:
-        there is nothing to bring back.
+        0: as corrupt, 1: as clean. NaN where the noise does not lower the metric by more than that varies: there is
+        nothing to bring back.
         """
-        return _share(self._change, self.total_effect, self.total_error)
+        return _share(self._change, self.clean.values[:, None] - self.corrupt.values)
 
     @property
     def notes(self) -> tuple[Note, ...]:
         """What must be known to read the numbers right, such as that the noise takes nothing."""
-        return distinct(super().notes, _share_notes(self.share, sentence("draw of noise")))
+        task = (
+            ()
+            if _ANSWERS not in (names := self.clean.labels("metric"))
+            else task_notes(self.clean.values[names.index(_ANSWERS), None])
+        )
+        return distinct(task, super().notes, _share_notes(self.share, sentence("draw of noise")))
 
     def _title(self) -> str:
         return f"Causal trace of {self.answer!r}"
@@ -165,9 +172,9 @@ class TracesByRole(Result):
     def share(self) -> Labelled:
         """Share of the average total effect that restoring brings back, `metric kind role layer prompt`.
 
-        NaN where the noise does not lower the metric by more than two standard errors.
+        NaN where the noise does not lower the metric by more than that varies.
         """
-        return _share(self.values, self.average_total, standard_error(self.total))
+        return _share(self.values, self.total.values)
 
 
 @question("Which states bring a corrupted subject's answer back?", of="texts")
@@ -313,7 +320,12 @@ def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
             {"metric": first.values.labels("metric")},
         ),
     )  # fmt: skip
-    told = distinct(*(trace._notes for trace in traces))
+    names = first.clean.labels("metric")
+    answers = (
+        torch.stack([trace.clean.values[names.index(_ANSWERS)] for trace in traces]) if _ANSWERS in names else None
+    )
+    task = () if answers is None else task_notes(answers)
+    told = distinct(task, *(trace._notes for trace in traces))
     seed = first.seed if all(trace.seed == first.seed for trace in traces) else None
     return averaged.noted(*told).bound(of_several("average_traces", [trace.binding for trace in traces], seed))
 
@@ -334,10 +346,10 @@ def token_roles(subject: Sequence[int], length: int) -> list[str]:
     return [role(pos) for pos in range(length)]
 
 
-def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
-    """Return changes as shares of a total, one for each metric; NaN where that is not beyond twice its error."""
-    lowered = total.values > 2 * error.values.nan_to_num(0.0)
-    whole = total.values.masked_fill(~lowered, torch.nan)
+def _share(change: Labelled, totals: Float[Tensor, "metric sample"]) -> Labelled:
+    """Return changes as shares of the mean total of each metric; NaN where that is none, or no more than it varies."""
+    total = totals.mean(-1)
+    whole = total.masked_fill(~(beyond_spread(totals) & (total > 0)), torch.nan)
     beside = whole.reshape(-1, *(1,) * (change.values.ndim - 1))
     return dataclasses.replace(change, values=change.values / beside)
 
@@ -351,11 +363,12 @@ def _share_notes(share: Labelled, drawn: Sentence) -> tuple[Note, ...]:
         notes.append(
             Note(
                 sentence(
-                    "The noise does not lower the {metrics} by more than two standard errors.",
+                    "The noise does not lower the {metrics} by more than that varies.",
                     metrics=functools.reduce(_or_the, lost),
                 ),
                 sentence("There is nothing to bring back, and no share of it."),
                 sentence("Try more noise, more samples or another subject."),
+                denies=len(lost) == len(metrics),
             )
         )
     if len(lost) < len(metrics) and share.shape[-1] == 1:

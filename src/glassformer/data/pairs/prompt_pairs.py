@@ -20,6 +20,8 @@ from glassformer.data.pairs.contrast import SIDES, Contrast
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
+# the role of the words in which two prompts differ, where a pair names none
+CHANGED = "changed"
 Prompt = str | tuple[int, ...]
 Token = str | int
 Span = tuple[int, int]
@@ -34,7 +36,8 @@ class Pair:
         corrupt: The prompt for which `answer` is no better than `wrong`.
         answer: What follows the clean prompt: text of one token, with the space before it if there is one; or an id.
         wrong: What to compare it with.
-        roles: Where words of the clean prompt lie, as (first, behind the last).
+        roles: Where words of the clean prompt lie, as (first, behind the last). Without any, `encode` calls `changed`
+            what differs in the corrupt prompt.
     """
 
     clean: Prompt
@@ -218,7 +221,9 @@ class _Reader:
             return f"answer {pair.answer!r} and wrong answer {pair.wrong!r} are one token."
         if clean == corrupt:
             return f"clean and corrupt prompt are the same tokens: {self._shown(clean)}."
-        return self._seams(pair) or _EncodedPair(clean, corrupt, answer, wrong, self._roles(pair, clean))
+        changed = tuple(p for p, (one, other) in enumerate(zip(clean, corrupt)) if one != other)
+        roles = self._roles(pair, clean) or {CHANGED: changed}
+        return self._seams(pair) or _EncodedPair(clean, corrupt, answer, wrong, roles)
 
     def _prompt(self, prompt: Prompt) -> list[int] | str:
         if isinstance(prompt, str):

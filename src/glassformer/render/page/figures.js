@@ -139,15 +139,15 @@ function tensorFigure(entry, name, { words = "", error = null, sums = false } = 
 // a text is read from its end: its last position has seen all of it
 const firstOf = (tensor, axis) => (isText(tensor, axis) ? tensor.size(axis) - 1 : 0);
 
-// places in pairs of prompts have the tokens of the first pair for names, unless they have one that all pairs share, such
-// as a role; with a target, they may be places in it
+// places in a single pair of prompts have its tokens for names; those of several are called as the result calls them.
+// With a target, they may be places in it
 const pairsRead = () => (data.reading && !data.reading.tokens.target ? data.reading.tokens.clean ?? [] : []);
 
 const isBare = (place) => /^\d+$/.test(place);
 
 function withTokens(tensor) {
-  const row = pairsRead()[0];
-  if (!row || !tensor.axes.includes("pos") || !tensor.labels("pos").some(isBare)) return tensor;
+  const [row, ...others] = pairsRead();
+  if (!row || others.length || !tensor.axes.includes("pos") || !tensor.labels("pos").some(isBare)) return tensor;
   const pos = tensor.labels("pos").map((place) => (isBare(place) && row[place] !== undefined ? `${place}:${row[place]}` : place));
   return new Tensor({ ...tensor, coords: { ...tensor.coords, pos } });
 }
@@ -157,8 +157,7 @@ const FEW_MAPS = 4, NARROW = 16; // so many maps of so few columns stand beside 
 class Figure {
   constructor(tensor, name, { spread = null, sums = false } = {}) {
     const named = withTokens(tensor);
-    const ofFirstPair = named !== tensor && pairsRead().length > 1;
-    Object.assign(this, { tensor: named, ofFirstPair, spread, sums, name, scale: tensor.range(), content: el("div", { class: "stack" }), smallMaps: el("div", {}) }, arranged(tensor));
+    Object.assign(this, { tensor: named, spread, sums, name, scale: tensor.range(), content: el("div", { class: "stack" }), smallMaps: el("div", {}) }, arranged(tensor));
     this.at = Object.fromEntries([...this.averaged.map((axis) => [axis, -1]), ...this.chosen.map((axis) => [axis, firstOf(tensor, axis)])]);
     const last = this.drawn.at(-1);
     this.mapped = this.drawn.length === 2 && ![UNITS, CURVES, SHARES].some((kind) => kind.has(last));
@@ -203,7 +202,7 @@ class Figure {
       const [now, error] = [this.now(kept), this.error(kept)];
       this.maps.forEach((map, i) => map.show(pick(now, i), pick(error, i), scale));
       const pale = this.maps.some((map) => map.hasNoise) ? spoken("; pale: within two standard errors of zero") : "";
-      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, spoken("a row for each {rows}, a column for each {columns}", { rows: axisName(this.drawn[0]), columns: axisName(last) }) + (this.ofFirstPair && this.drawn.includes("pos") ? spoken("; tokens of the first pair") : "") + pale));
+      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, spoken("a row for each {rows}, a column for each {columns}", { rows: axisName(this.drawn[0]), columns: axisName(last) }) + pale));
       return;
     }
     const now = this.now();

@@ -21,12 +21,15 @@ const factName = (name) => spoken(name.replaceAll("_", " "));
 const sentence = (name) => capitalised(factName(name).replace(/^kl /, "KL ").replace(/^n /, "number of "));
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
-const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `${spoken(": ")}${spoken(manner(result).replaceAll("_", " "))}` : ""}`;
+const titleOf = (result) => {
+  const title = `${kindName(result.result)}${manner(result) ? `${spoken(": ")}${spoken(manner(result).replaceAll("_", " "))}` : ""}`;
+  return result.denied ? spoken("{title}: nothing found", { title }) : title;
+};
 // what an analysis answers, in a sentence for readers where there is one
 const answers = (result) => READERS[result.result]?.[0] ?? inCode(data.about[result.result]?.summary ?? "");
 const numbersSaid = (result, name) => READERS[result.result]?.[1][name] ?? "";
 const meaning = (result, field) => capitalised((data.about[result.result]?.fields[field] ?? "").replaceAll("`", ""));
-const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
+const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "denied", "notes", "provenance"].includes(name))) });
 
 // what was asked stands above already, or in the title, and what is nothing need not be said
 const isSaid = (result) => ([name, value]) => {
@@ -101,7 +104,11 @@ function tensorsOf(result, said = true) {
     ? waiting(spoken("Other numbers: {names}", { names: rest.map(factName).join(spoken(", ")) }), () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
 }
 
+// where nothing can be called found, numbers stand behind a heading and are not ranked
+const withheld = (draw) => [el("p", { class: "soft" }, spoken("Nothing here is called found: the notes above say why.")), waiting(spoken("The numbers"), () => el("div", {}, draw()))];
+
 const content = (result) => {
+  if (result.denied) return withheld(() => [tensorsOf(result), fieldsOf(result)]);
   const own = VIEWS[result.result]?.(result);
   return [factsOf(entriesOf(result).filter((entry) => !isSaid(result)(entry)), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), fieldsOf(result), inside(result)];
 };
@@ -125,10 +132,11 @@ function patchingSection(id, sweeps) {
   const facts = sweeps.map((sweep) => el("p", { class: "soft small" }, spoken("{direction}: {n} cells, for {work} of the work of one whole run each.",
     { direction: sentence(sweep.direction), n: count(sweep.rows), work: percent(sweep.work) })));
   const tables = Object.values(sweeps[0].tables);
-  return section(id, kindName("Patching"),
+  const maps = () => families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
+    el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family)))));
+  return section(id, sweeps[0].denied ? spoken("{title}: nothing found", { title: kindName("Patching") }) : kindName("Patching"),
     [READERS.Patched[0], " ", spoken("Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed."), " ", READERS.Patched[1].carried],
-    facts, families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
-      el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))), tables.length ? fieldsOf(tables[0]) : null);
+    facts, sweeps[0].denied ? withheld(maps) : maps(), tables.length ? fieldsOf(tables[0]) : null);
 }
 
 // ---- the page
@@ -151,9 +159,9 @@ function header() {
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : spoken(" · results of analyses")),
     el("h1", {}, heading(names.length > 3 ? spoken("{names} and more", { names: names.slice(0, 3).join(spoken(", ")) }) : names.join(spoken(", ")), model)),
-    factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
+    notesCard(data.notes?.filter((note) => note.denies)), factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
     asked.length ? el("div", { class: "card given" }, el("h2", {}, spoken("What was asked")), factsOf(asked, undefined, ASKED)) : null,
-    data.reading ? readingCard(data.reading) : null, notesCard(data.notes), ofCard(data.provenance));
+    data.reading ? readingCard(data.reading) : null, notesCard(data.notes?.filter((note) => !note.denies)), ofCard(data.provenance));
 }
 
 // the first row of each side; a token's index shows when it is pointed at

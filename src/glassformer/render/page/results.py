@@ -62,6 +62,8 @@ def shared(head: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> dict[s
     notes = list(head.get("notes", []))
     for entry in entries:
         notes += [note for note in entry.pop("notes", []) if note not in notes]
+    # what denies that anything was found is read first
+    notes.sort(key=lambda note: not note.get("denies", False))
     found: dict[str, Any] = {"notes": notes} if notes else {}
     told = {"model", "trained_length"} if "model" in head else set[str]()
     told |= ({"input"} if "reading" in head else set()) | {name for name in ("seed",) if name in head.get("given", {})}

@@ -151,7 +151,8 @@ function labelNode(axis, label) {
 }
 
 const textOfToken = (label) => placed(label)?.[3] ?? String(label);
-const isText = (tensor, axis) => TOKENS.has(axis) && placed(tensor.labels(axis)[0]) !== null;
+// not where some places have a number alone, since texts differ there
+const isText = (tensor, axis) => TOKENS.has(axis) && tensor.labels(axis).every((label) => placed(label) !== null);
 
 // regions that scroll need names of their own
 const regions = new Map();

@@ -1,5 +1,6 @@
 """Patching and causal traces on the terminal: maps of numbers, and the largest cells with their spread."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from glassformer.render.terminal.tables import (
     section,
     table,
     tables,
+    unranked,
     visible,
 )
 from glassformer.words import sentence, spoken, spoken_each
@@ -45,14 +47,19 @@ def _(result: Patched) -> RenderableType:
     return Group(*spaced(parts))
 
 
-@tables.register
-def _(result: TracesByRole) -> RenderableType:
+@unranked.register
+def _(result: TracesByRole) -> Text:
     metrics, total = result.values.labels("metric"), result.average_total.values.tolist()
     lost = spoken(", ").join(f"{value:+.3f} {spoken(str(name))}" for name, value in zip(metrics, total))
-    title = Text.assemble(
+    return Text.assemble(
         (spoken("Causal traces of {n} prompts", n=result.values.size("prompt")), STRONG),
         spoken("  noise on the subject costs {lost}", lost=lost),
     )
+
+
+@tables.register
+def _(result: TracesByRole) -> RenderableType:
+    title, metrics = unranked(result), result.values.labels("metric")
     if not bool(result.share.values[0].isfinite().any()):
         return title
     share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
@@ -82,8 +89,40 @@ def _(result: Patching, top: int = N_CELLS) -> RenderableType:
     return Group(*spaced(parts))
 
 
+@unranked.register
+def _(result: Patching) -> RenderableType:
+    tables = [_changes(name, table, i) for name, table in result.items() for i in range(table.values.size("metric"))]
+    return Group(*spaced([_runs(next(iter(result.values()))), *tables]))
+
+
+@unranked.register
+def _(result: Patched) -> RenderableType:
+    metrics = range(result.values.size("metric"))
+    return Group(*spaced([_runs(result), *(_changes(spoken("values"), result, i) for i in metrics)]))
+
+
+@unranked.register
+def _(result: CausalTrace) -> RenderableType:
+    return Group(*spaced(_traced(result)))
+
+
 @largest.register
 def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
+    parts = _traced(result)
+    metrics = [str(name) for name in result.values.labels("metric")]
+    told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
+    share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
+    for i, kind in enumerate(share.labels("kind") if told else ()):
+        at = {"metric": told[0], "kind": i}
+        cells = _cells(share.select(**at), off.select(**at), top, None)
+        picture = matrix(share.select(**at), spoken("token \\ layer"), scale=1.0, error=off.select(**at))
+        what = {"kind": _kind(kind), "metric": spoken(metrics[told[0]])}
+        parts.append(section(spoken("Restoring {kind}: share of {metric} brought back", **what), *picture, *cells))
+    return Group(*spaced(parts))
+
+
+def _traced(result: CausalTrace) -> list[RenderableType]:
+    """Return what was traced, and what the noise does to each metric."""
     numbers = table(*spoken_each("metric", "clean", "corrupted", "total effect"))
     n = result.corrupt.size("sample")
     for i, name in enumerate(result.clean.labels("metric")):
@@ -106,17 +145,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
         draws=spoken("{n} draw" if n == 1 else "{n} draws", n=n),
         layers=spoken("{n} layer" if result.window == 1 else "{n} layers", n=result.window),
     )  # fmt: skip
-    parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
-    metrics = [str(name) for name in result.values.labels("metric")]
-    told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
-    share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
-    for i, kind in enumerate(share.labels("kind") if told else ()):
-        at = {"metric": told[0], "kind": i}
-        cells = _cells(share.select(**at), off.select(**at), top)
-        picture = matrix(share.select(**at), spoken("token \\ layer"), scale=1.0, error=off.select(**at))
-        what = {"kind": _kind(kind), "metric": spoken(metrics[told[0]])}
-        parts.append(section(spoken("Restoring {kind}: share of {metric} brought back", **what), *picture, *cells))
-    return Group(*spaced(parts))
+    return [Group(title, Text(about, style=QUIET)), numbers]
 
 
 def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
@@ -154,10 +183,20 @@ def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType
     carried = found.carried.select(metric=metric)
     measured = spoken(str(found.values.labels("metric")[metric]))
     title = (name + spoken(": ")) * bool(name) + spoken("share of the difference in {metric} carried", metric=measured)
-    flat, off = _turned(carried), found.error("fraction").select(metric=metric)
+    n, off = found.n.select(metric=metric), found.error("fraction").select(metric=metric)
+    flat = _counted(_turned(carried), _turned(n), found.clean.size("batch"))
     corner = f"{spoken(flat.axes[0])} \\ {spoken(flat.axes[1])}" if len(carried.axes) == 2 else ""
     picture = matrix(flat, corner, scale=1.0, error=_turned(off)) if corner else []
-    return section(title, *picture, *_cells(carried, off, top))
+    return section(title, *picture, *_cells(carried, off, top, None if found.clean.size("batch") == 1 else n))
+
+
+def _changes(name: str, found: Patched, metric: int) -> RenderableType:
+    """Return what replacing each cell changes, in the order of the model."""
+    change, error = (_turned(of.select(metric=metric)) for of in (found.mean("change"), found.error("change")))
+    title = spoken("{name}: change of {metric}", name=name, metric=spoken(str(found.values.labels("metric")[metric])))
+    two = len(change.axes) == 2
+    corner = f"{spoken(change.axes[0])} \\ {spoken(change.axes[1])}" if two else ""
+    return section(title, *(matrix(change, corner, error=error) if two else []))
 
 
 def _turned(found: Labelled) -> Labelled:
@@ -167,19 +206,35 @@ def _turned(found: Labelled) -> Labelled:
     return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
 
 
-def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
-    """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly."""
-    ranked = Labelled(share.values.nan_to_num(0.0), share.axes, share.coords).top(top, by_size=True)
-    grid = table(*spoken_each("largest", "share", ""), left=(0, 2))
+def _counted(found: Labelled, n: Labelled, pairs: int) -> Labelled:
+    """Return a table whose rows say of how many prompts they are, where that is not all of them."""
+    rows = found.axes[0]
+    fewer = [int(of.max()) for of in n.values.flatten(1)] if len(n.axes) == 2 else []
+    if all(of == pairs for of in fewer):
+        return found
+    names = [str(name) if of == pairs else f"{name}({of})" for name, of in zip(found.labels(rows), fewer)]
+    return dataclasses.replace(found, coords={**found.coords, rows: names})
+
+
+def _cells(share: Labelled, error: Labelled, top: int, n: Labelled | None) -> list[RenderableType]:
+    """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly.
+
+    `n` says how many prompts each is a mean of: what is of one alone is not ranked among them. None if all are of one.
+    """
+    ranking = share.values.nan_to_num(0.0) if n is None else share.values.nan_to_num(0.0).masked_fill(n.values < 2, 0.0)
+    ranked = Labelled(ranking, share.axes, share.coords).top(top, by_size=True)
+    grid = table(*spoken_each("largest", "share", "", "" if n is None else "n"), left=(0, 2))
     index = {axis: {label: i for i, label in enumerate(share.labels(axis))} for axis in share.axes}
     for where, value in ranked:
         if abs(value) < LEAST:
             continue
-        off = float(error.values[tuple(index[axis][label] for axis, label in zip(share.axes, where))])
+        at = tuple(index[axis][label] for axis, label in zip(share.axes, where))
+        off = float(error.values[at])
         digits = max(2, 1 - math.floor(math.log10(abs(value))))
         told = f"{value:.{digits}f}" + ("" if math.isnan(off) else f" ± {off:.{digits}f}")
         style = QUIET if abs(value) < 2 * off else ""
-        grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), style=style)
+        of = "" if n is None else str(int(n.values[at]))
+        grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), of, style=style)
     return [Text(spoken("nothing changes it"), style=QUIET)] if not grid.rows else [grid]
 
 

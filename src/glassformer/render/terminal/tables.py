@@ -1,6 +1,7 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +17,8 @@ from glassformer.analysis.reports.model_facts import ModelFacts
 from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Coordinate, Labelled, Result, spaced
-from glassformer.provenance import Note
-from glassformer.words import sentence, spoken
+from glassformer.provenance import Note, distinct
+from glassformer.words import sentence, spoken, spoken_each
 
 BAR, MOST, MOST_TOKENS, WIDE = 16, 8, 120, 6
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
@@ -26,6 +27,32 @@ POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], 
 HELD = {"frozen": sentence("frozen"), "live": sentence("live"), "recomputed": sentence("recomputed")}
 
 
+def _unless_denied(view: Any) -> Any:
+    """Let a view show what can be called found, and of a result in which nothing can, numbers without a rank."""
+
+    @functools.wraps(view)
+    def shown(result: Any, *top: int) -> RenderableType:
+        return unranked(result) if getattr(result, "denied", False) else view(result, *top)
+
+    return shown
+
+
+@singledispatch
+def unranked(result: Result) -> RenderableType:
+    """Return what is printed of a result in which nothing can be called found."""
+    grid = table(*spoken_each("number", ""))
+    for name in result.headline_names():
+        value = getattr(result, name)
+        if isinstance(value, Labelled):
+            numbers = value.values.detach().double()
+            numbers = numbers[numbers.isfinite()]
+            ends = [f"{float(end):+.3g}" for end in (numbers.min(), numbers.max())] if numbers.numel() else []
+            grid.add_row(_name_of(name), spoken(" to ").join(ends))
+    nothing = Text(spoken("Nothing in it is called found. Its numbers: --json, --html."), style=QUIET)
+    return section(spoken(spaced(type(result).__name__)), grid, nothing)
+
+
+@_unless_denied
 @singledispatch
 def tables(result: Result) -> RenderableType:
     """Return what `show` prints, for any rich console: a result's own view, or the largest of its main entries."""
@@ -43,6 +70,7 @@ _WITHOUT = re.compile(r"without (L\d+ \w+)")
 UNLIKE = ("measure", "outcome", "factor")
 
 
+@_unless_denied
 @singledispatch
 def largest(result: Result, top: int) -> RenderableType:
     """A result's view with so many of its largest entries; of a view that ranks nothing, the view.
@@ -101,8 +129,9 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
 
 def show(result: Result, console: Console | None = None) -> None:
     """Print a result as tables, and below them what must be known to read them right."""
+    denied = refusals([result])
     # what is printed at once stands on one line
-    (console or Console()).print(Group(tables(result), *noted(result.notes)))
+    (console or Console()).print(Group(*denied, tables(result), *noted(n for n in result.notes if not n.denies)))
 
 
 def context_of(model: ModelFacts) -> str:
@@ -110,6 +139,12 @@ def context_of(model: ModelFacts) -> str:
     if model.trained_length is None:
         return spoken("context of {n:,} tokens", n=model.max_len)
     return spoken("context of {n:,} tokens, trained on {trained:,}", n=model.max_len, trained=model.trained_length)
+
+
+def refusals(results: Iterable[Any]) -> list[Text]:
+    """Return why nothing in some results can be called found, as lines that come before all others."""
+    notes = distinct(*(getattr(result, "notes", ()) for result in results))
+    return [Text(spoken("Nothing found: {note}", note=note), style=STRONG) for note in notes if note.denies]
 
 
 def noted(notes: Iterable[Note]) -> list[Text]:

@@ -14,7 +14,7 @@ from glassformer.analysis.causal import SiteGrid, patch
 from glassformer.analysis.causal._patching import Direction
 from glassformer.analysis.sweep import Donor, Metric, answer_rank, logit_difference, probability, sweep, token_loss
 from glassformer.attention import AttentionLayer
-from glassformer.data import Batch, Contrast, Pair, induction
+from glassformer.data import Contrast, Pair, Pairs, induction
 from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,
@@ -26,6 +26,7 @@ from glassformer.errors import (
     UnknownSite,
 )
 from glassformer.handmade import induction_model, pointer_model
+from glassformer.render.terminal import lines
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
@@ -241,27 +242,60 @@ def test_two_heads_that_do_the_same_hide_from_noising_and_not_from_denoising() -
     close(found["noising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
 
 
-def test_shorter_prompts_have_no_entries_beyond_their_end() -> None:
+def _pairs_of_unequal_length() -> Pairs:
+    first = Pair((1, 2, 3, 4, 5), (1, 9, 3, 4, 5), 6, 7, {"subject": (1, 2), "verb": (3, 4)})
+    longer = Pair((1, 8, 8, 2, 3, 5, 4, 5), (1, 8, 8, 9, 3, 5, 4, 5), 6, 7, {"subject": (3, 4), "verb": (6, 7)})
+    return Pairs((first, longer, Pair((1, 3, 2, 5), (1, 3, 9, 5), 6, 7, {"subject": (2, 3)})))
+
+
+def test_places_of_pairs_of_unequal_length_are_of_one_role() -> None:
+    model, pairs = subject("gpt2").model, _pairs_of_unequal_length()
+    together = patch(model, pairs, sites=["resid_pre", "pattern_entries", "z"])
+    table = together["resid_pre"]
+    roles = {"before": [[0], [0, 1, 2], [0, 1]], "subject": [[1], [3], [2]], "behind-subject": [[2], [4, 5], []],
+             "verb": [[3], [6], []], "last": [[4], [7], [3]]}  # fmt: skip
+    assert table.values.labels("pos") == list(roles) == together["pattern_entries"].values.labels("key")
+    assert table.n.values[0, 0].tolist() == [3, 3, 2, 2, 3]
+    for i, one in enumerate(pairs):
+        alone = one.clean, one.corrupt
+        ids = [torch.tensor([row]) for row in alone]
+        clean = run(model, ids[0], read=["*.resid_pre", "*.pattern"])
+        for j, places in enumerate(roles.values()):
+            edit = Set("blocks.1.resid_pre", clean, at=At(pos=places[i]))
+            entry = Set("blocks.1.attn.pattern", clean, at=At(head=1, query=[len(alone[0]) - 1], key=places[i]))
+            for found, change in ((table, edit), (together["pattern_entries"], entry)):
+                of_pair = found.values.values[0, 1, j, i] if found is table else found.values.values[0, 1, 1, 4, j, i]
+                if not places[i]:
+                    assert of_pair.isnan()
+                    continue
+                logits = run(model, ids[1], edit=[change]).logits
+                assert logits is not None
+                close(of_pair, logits[0, -1, 6] - logits[0, -1, 7])
+        close(together["z"].values.values[..., i], patch(model, one, sites="z")["z"].values.values[..., 0])
+    # one word of the last: of a single prompt, and so neither sure nor ranked
+    single = patch(model, pairs[1:], sites="resid_pre")["resid_pre"]
+    assert single.n.values[0, 0].tolist() == [2, 2, 1, 1, 2] and bool(single.error().values[0, 0, 3].isnan())
+    # without the notes: a model at random does no task, and nothing of it is ranked at all
+    shown = "\n".join(lines(dataclasses.replace(single)))
+    ranked = shown[shown.index("largest") :]
+    assert "verb(1)" in shown and "verb" not in ranked and "subject" in ranked
+
+
+def test_places_that_play_different_parts_are_not_told_apart_by_number() -> None:
     model = subject("gpt2").model
-    long, short = [1, 2, 3, 4, 5], [6, 7, 8]
-    tokens = torch.tensor([long, [*short, 0, 0]])
-    other = tokens.clone()
-    other[:, 1] += 1
-    weight, lengths = torch.ones_like(tokens, dtype=torch.bool), torch.tensor([5, 3])
-    batches = [Batch(ids, ids, weight, lengths=lengths) for ids in (tokens, other)]
-    together = patch(model, (batches[0], batches[1]), METRIC, ["resid_pre", "pattern_entries", "z"])
-    alone = [
-        patch(model, (tokens[i, :n], other[i, :n]), METRIC, ["resid_pre", "pattern_entries", "z"])
-        for i, n in enumerate((5, 3))
-    ]
-    close(together["resid_pre"].values.values[..., 0], alone[0]["resid_pre"].values.values[..., 0])
-    close(together["resid_pre"].values.values[:, :, :3, 1], alone[1]["resid_pre"].values.values[..., 0])
-    assert together["resid_pre"].values.values[:, :, 3:, 1].isnan().all()
-    close(together["z"].values.values[..., 1], alone[1]["z"].values.values[..., 0])
-    entries = together["pattern_entries"].values.values
-    assert entries[..., 0, 2, :].isnan().all() and entries[..., 4, 2, 1].isnan().all()
-    assert not entries[..., 4, 2, 0].isnan().any()
-    assert together["resid_pre"].error().values[0, 0].isfinite().tolist() == [True, True, True, False, False]
+    pairs = _pairs_of_unequal_length()
+    alike = Pairs((pairs[0], Pair((1, 2, 3, 4, 5), (1, 2, 9, 4, 5), 6, 7, {"subject": (2, 3), "verb": (3, 4)})))
+    assert patch(model, alike, sites="resid_pre")["resid_pre"].values.labels("pos")[0] == "before"
+    unnamed = Pairs(tuple(dataclasses.replace(pair, roles={}) for pair in pairs))
+    names = patch(model, unnamed, sites="resid_pre")["resid_pre"].values.labels("pos")
+    assert names == ["before", "changed", "behind-changed", "last"]
+    with pytest.raises(ShapeMismatch, match="groups"):
+        patch(model, pairs, sites=SiteGrid("z", only={"pos": [1]}))
+    encoded = pairs.encode(model, pad="right")
+    by_hand = Contrast(encoded.side("clean"), encoded.side("corrupt"))
+    with pytest.raises(ShapeMismatch, match="4 to 8 tokens play different parts"):
+        patch(model, by_hand, METRIC, "resid_pre")
+    assert patch(model, by_hand, METRIC, "z")["z"].values.size("batch") == 3
 
 
 def test_the_mean_the_error_and_the_interval_are_over_prompts() -> None:
@@ -360,9 +394,9 @@ def test_prompts_that_do_not_align_are_explained() -> None:
         patch(model, ("the cat sat", "the mats on cat"), METRIC)
     with pytest.raises(ShapeMismatch, match="2 clean prompts and 1 corrupt"):
         patch(model, (["the cat", "the mats"], "the cat"), METRIC)
-    two = patch(model, (["the cat", "the mats sat"], ["the mats", "the cat sat"]), METRIC)
-    one = patch(model, ("the cat", "the mats"), METRIC)
-    close(two["resid_pre"].values.values[:, :, :3, :1], one["resid_pre"].values.values)
+    two = patch(model, (["the cat", "the mats sat"], ["the mats", "the cat sat"]), METRIC, "z")
+    one = patch(model, ("the cat", "the mats"), METRIC, "z")
+    close(two["z"].values.values[..., :1], one["z"].values.values)
 
 
 def test_pairs_say_what_is_measured_and_which_run_they_stand_for() -> None:
