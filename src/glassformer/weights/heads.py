@@ -305,7 +305,7 @@ class AttentionWeights:
         offsets = [offset] if isinstance(offset, int) else list(offset)
         if not offsets:
             raise ShapeMismatch("offset: an empty range has no mean; give at least one offset.")
-        return self.asked(torch.stack([positions.turned(q, d) for d in offsets]).mean(0))
+        return self.asked(positions.turned(q, torch.tensor(offsets)))
 
     @torch.no_grad()
     def asked(

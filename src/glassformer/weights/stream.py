@@ -13,7 +13,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -461,6 +461,20 @@ class HeadWeights:
             places = torch.arange(start, start + len(rows), device=tokens.device) % len(table)
             total = total + norm.scale(rows + table[places, :width]).sum()
         return total / len(tokens)
+
+    def but_for_gain(self, layer: AttentionWeights) -> tuple[Hashable, "HeadWeights", Float[Tensor, " d_model"] | None]:
+        """What layers that read tokens alike but for a gain have in common: a key; weights without it; and the gain.
+
+        The constant coordinate, if there is one, passes no norm: its gain is one. None stands for ones.
+        """
+        norm = self.norm_before(layer)
+        if norm is None or norm.identity:
+            return (layer.stack, None), self, None
+        key, gain = (layer.stack, norm.config, self.in_stream(layer)), self.norms[norm.at_out][0]
+        if gain is None:
+            return key, self, None
+        bare = dataclasses.replace(self, norms={**self.norms, norm.at_out: (None, self.norms[norm.at_out][1])})
+        return key, bare, torch.cat((gain, gain.new_ones(1))) if self.augmented else gain
 
     def _no_source(self, layer: AttentionWeights, source: str) -> AnalysisUnavailable:
         return AnalysisUnavailable(

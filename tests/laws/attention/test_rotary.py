@@ -82,8 +82,14 @@ def test_placed_rows_are_what_queries_and_keys_are_at_a_position(scaling: RopeSc
     turned, plain = attention.read(x, "query", "key"), layer(None)
     raw = plain.module.projection.heads(x, x, x)
     for name, rows in zip(("query", "key"), raw):
-        placed = [attention.module.positions.placed(rows[..., i, :], i) for i in range(5)]
-        close(torch.stack(placed, -2), turned[name])
+        close(attention.module.positions.placed(rows, torch.arange(5)), turned[name])
+
+
+@scalings
+def test_a_turn_by_several_offsets_is_the_mean_of_the_turns(scaling: RopeScaling) -> None:
+    attention, rows = layer(scaling), stream(1, 5)[0]
+    rope = attention.module.positions
+    close(rope.turned(rows, torch.tensor([0, 2, 5])), torch.stack([rope.turned(rows, d) for d in (0, 2, 5)]).mean(0))
 
 
 def test_linear_scaling_interpolates_positions() -> None:

@@ -311,6 +311,6 @@ def _largest(runs: CircuitRuns, divergence: bool, candidates: int) -> Bool[Tenso
         with torch.no_grad():
             answers = runs.logits(runs.clean)[0].argmax(-1)
         runs = runs.measuring(logit(answers, pos=pos))
-    size = edge_scores(runs).mean(0).abs().cpu().masked_fill(~allowed, -1.0)
+    size = edge_scores(runs, "inputs").mean(0).abs().cpu().masked_fill(~allowed, -1.0)
     chosen = size.flatten().topk(min(candidates, int(allowed.sum()))).indices
     return torch.zeros_like(allowed).flatten().index_fill(0, chosen, True).unflatten(0, tuple(allowed.shape))

@@ -18,7 +18,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -206,22 +206,15 @@ class _Grams:
 
     def __init__(self, w: HeadWeights, ids: Tensor | None) -> None:
         self.w, self.ids = w, ids
-        self.known: dict[Any, Tensor] = {}
+        self.known: dict[Hashable, Tensor] = {}
         self.out = w.read_out() if ids is None else w.read_out()[:, ids]
 
     def __getitem__(self, layer: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
-        w, norm = self.w, self.w.norm_before(layer)
-        gain = None if norm is None or norm.identity else w.norms[norm.at_out][0]
-        # layers whose norms differ in nothing but the gain read tokens alike, up to that gain
-        key = None if norm is None or norm.identity else (norm.centred, norm.eps, w.in_stream(layer))
+        key, bare, gain = self.w.but_for_gain(layer)
         if key not in self.known:
-            bare = w if gain is None else dataclasses.replace(w, norms=w.norms | {norm.at_out: (None, None)})  # type: ignore[union-attr]
             self.known[key] = self._sum(bare, layer)
         gram = self.known[key]
-        if gain is None:
-            return gram
-        # the constant coordinate, if there is one, passes no norm
-        return gram * torch.cat((gain, gain.new_ones(gram.shape[-1] - len(gain))))
+        return gram if gain is None else gram * gain
 
     def _sum(self, w: HeadWeights, layer: AttentionWeights) -> Tensor:
         n = self.out.shape[-1]

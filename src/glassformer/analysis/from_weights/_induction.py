@@ -50,7 +50,8 @@ from glassformer.weights.heads import UP_TO_SCALES
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
 Totals = dict[int, tuple[slice, Tensor]]
-Sums = Callable[[AttentionWeights, AttentionWeights], Tensor]
+# what heads of an earlier layer take from tokens times what a later one reads of them, `head d_value d_model`
+Moved = Callable[[AttentionWeights, AttentionWeights], Tensor]
 
 
 class Circuit(NamedTuple):
@@ -217,14 +218,14 @@ def induction_circuits(
     sums = TokenSums(_reads(w, layers, through, current), ids)
     ovs = [(layer.ov(), sums.to_logits[layer.path]) for layer in layers]
     copy = torch.cat([_ratio(ov.right @ (between @ ov.left), rounding(ov, between)) for ov, between in ovs])
-    duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), read)) for layer in layers])
+    duplicate = torch.cat([_ratio(_own(layer, sums.own[layer.path], read)) for layer in layers])
     match, trace, pointer = (copy.new_full((n, n), torch.nan) for _ in range(3))
     combined = copy.new_full((n,), torch.nan)
     weight = previous.nan_to_num()
     # nothing reads the last layer
     chosen, pointing = (_largest(u.nan_to_num()[: n - len(layers[-1].Q)], most, n) for u in (previous, duplicate))
     totals: Totals = {}
-    for rows, columns, small in _pairs(w, layers, sums, read):
+    for rows, columns, small in _pairs(w, layers, sums.moved, read):
         trace[rows, columns] = small.diagonal(dim1=-2, dim2=-1).sum(-1)
         match[rows, columns] = _ratio_of(small, chosen[rows])
         _add(totals, columns, weight[rows], small)
@@ -295,7 +296,7 @@ def matching_trace(
     weight, totals = previous.nan_to_num(), Totals()
     normed = any(layer.normalises for layer in layers)
     scales = query_key_scales(w.model, *repeated_inputs(w.model, seed=seed)) if normed else None
-    for rows, columns, small in _pairs(w, layers, sums, _Looks(offsets, scales)):
+    for rows, columns, small in _pairs(w, layers, sums.moved, _Looks(offsets, scales)):
         _add(totals, columns, weight[rows], small)
     if not totals:
         raise AnalysisUnavailable(
@@ -347,7 +348,7 @@ def _reads(w: HeadWeights, layers: Sequence[AttentionWeights], through: Through,
 
 
 def _pairs(
-    w: HeadWeights, layers: Sequence[AttentionWeights], sums: Sums, read: "_Looks", *, pointer: bool = False
+    w: HeadWeights, layers: Sequence[AttentionWeights], moved: Moved, read: "_Looks", *, pointer: bool = False
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "earlier later d_head d_head"]]]:
     """Yield, by pair of layers, the small matrices with the eigenvalues of composed QK circuits."""
     starts = [sum(len(a.Q) for a in layers[:i]) for i in range(len(layers) + 1)]
@@ -360,7 +361,7 @@ def _pairs(
                 continue
             ov = earlier.ov()
             passed = torch.einsum("ivd,jde->ijve", ov.right, composed)
-            met = torch.einsum("idv,jde->ijve", ov.left, sums(earlier, later) @ direct)
+            met = torch.einsum("ivd,jde->ijve", moved(earlier, later), direct)
             small = (passed.mT @ met) * later.scale
             yield slice(*starts[i : i + 2]), slice(*starts[j : j + 2]), small
 
@@ -377,9 +378,12 @@ def _own(layer: AttentionWeights, total: Tensor, read: "_Looks") -> Float[Tensor
     return key.mT @ total @ query
 
 
-def _shifted(w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
-    """Return the sum over positions of what values read there times what keys read one further on."""
-    return w.source_rows(earlier, "value", "position")[:-1].mT @ w.source_rows(later, "key", "position")[1:]
+def _shifted(
+    w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights
+) -> Float[Tensor, "head d_value d_model"]:
+    """Return the sum over positions of what heads take there times what keys read one further on."""
+    taken, read = w.source_rows(earlier, "value", "position")[:-1], w.source_rows(later, "key", "position")[1:]
+    return (taken @ earlier.ov().left).mT @ read
 
 
 class _Looks(NamedTuple):

@@ -15,7 +15,8 @@ Source: Elhage et al. 2021 and Olsson et al. 2022 (previous-token heads).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
+from glassformer.analysis.from_weights._token_moments import TokenMoments
 from glassformer.analysis.from_weights.selection import LeftOut, layers_for
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several, checked
@@ -114,19 +116,15 @@ def positional_heads(
     """
     w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: _require_positions(w, layer))
-    length = min([length or 256] + [layer.module.dims.max_len for layer in layers])
+    length = _length(layers, length)
     first_query = min(offsets if first_query is None else first_query, length - 1)
     labels: list[str] = []
     patterns, shares, kinds = [], [], []
-    for layer in layers:
-        parts = _parts(w, layer, length)
-        scores = parts.scores()
-        # several maps of one head are read one by one
-        names = layer.labels if scores.ndim == 3 else [f"{x}/{i}" for x in layer.labels for i in range(scores.shape[1])]
+    for layer, parts in _each_layer(w, layers, length):
+        names = parts.names()
         labels += names
-        seen = layer.module.mixer.capped(parts.content()) + position_bias(layer, length)
-        patterns.append(_pattern(layer, seen, parts.allowed).flatten(0, -3))
-        shares.append(parts.share(scores).flatten())
+        patterns.append(parts.pattern())
+        shares.append(parts.share().flatten())
         kinds += ["+".join(kinds_of(w, layer))] * len(names)
     pattern = torch.cat(patterns)
     return PositionalHeads(
@@ -140,6 +138,17 @@ def positional_heads(
     )
 
 
+def offsets_by_position(w: HeadWeights, offsets: int, first_query: int) -> Labelled:
+    """Return the `scores` of `positional_heads` by themselves; raises as it does."""
+    layers, _ = layers_for(w, None, lambda layer: _require_positions(w, layer))
+    length = _length(layers, None)
+    labels, patterns = list[str](), list[Tensor]()
+    for _, parts in _each_layer(w, layers, length):
+        labels += parts.names()
+        patterns.append(parts.pattern())
+    return _by_offset(torch.cat(patterns), labels, offsets, min(first_query, length - 1))
+
+
 @checked
 def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
     """The scores that position alone gives, scale included, no mask.
@@ -149,7 +158,7 @@ def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Flo
         layer: The layer whose heads these are.
         length: How many positions.
     """
-    return _parts(w, layer, length).scores()
+    return _QueriesAndKeys.of(TokenMoments(w), layer, length).scores()
 
 
 @checked
@@ -324,6 +333,19 @@ def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[
     return layer.module.mixer.normalised(scores, heads=layer.which).detach()
 
 
+def _length(layers: Sequence[AttentionWeights], length: int | None) -> int:
+    """Return how many positions are looked at."""
+    return min([length or 256] + [layer.module.dims.max_len for layer in layers])
+
+
+def _each_layer(
+    w: HeadWeights, layers: Sequence[AttentionWeights], length: int
+) -> "Iterator[tuple[AttentionWeights, _QueriesAndKeys]]":
+    moments = TokenMoments(w)
+    for layer in layers:
+        yield layer, _QueriesAndKeys.of(moments, layer, length)
+
+
 def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query: int) -> Labelled:
     n = pattern.shape[-1]
     found = [
@@ -338,7 +360,10 @@ def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _QueriesAndKeys:
-    """Queries and keys as random tokens give them: the mean at each position, and the covariance over tokens."""
+    """Queries and keys as random tokens give them: the mean at each position, and the covariance over tokens.
+
+    The means are turned by where they stand, as rotary positions turn queries and keys.
+    """
 
     layer: AttentionWeights
     query: Float[Tensor, "head *stream pos d_head"]
@@ -347,35 +372,64 @@ class _QueriesAndKeys:
     key_spread: Float[Tensor, "head *stream d_head d_head"]
     context: Context
 
-    @property
+    @classmethod
+    def of(cls, moments: TokenMoments, layer: AttentionWeights, length: int) -> "_QueriesAndKeys":
+        w, means, spreads = moments.w, list[Tensor](), list[Tensor]()
+        sides: tuple[Side, Side] = ("query", "key")
+        for side in sides:
+            mean, spread = moments(layer, side)
+            spreads.append(spread)
+            bias = _bias_row(w, layer, side)
+            mean = mean if bias is None else mean + bias
+            if "position" in w.sources(layer):
+                mean = mean + w.projected(layer, side, "position")[..., :length, :]
+            means.append(_turned(layer, mean.expand(*mean.shape[:-2], length, mean.shape[-1])))
+        context = make_context(1, length, layer.Q.device, is_causal=not w.reads_ahead(layer.stack))
+        return cls(layer, layer.asked(means[0], context), means[1], *spreads, context=context)
+
+    @cached_property
     def allowed(self) -> Bool[Tensor, "#head *stream query key"]:
         return _allowed(self.layer, self.query.shape[-2], self.context)
 
-    def scores(self) -> Float[Tensor, "head *stream query key"]:
-        return self.content() + position_bias(self.layer, self.query.shape[-2])
+    def names(self) -> list[str]:
+        """Return the labels of the maps: several maps of one head are read one by one."""
+        labels = self.layer.labels
+        if self.query.ndim == 3:
+            return labels
+        return [f"{label}/{i}" for label in labels for i in range(self.query.shape[1])]
 
+    def scores(self) -> Float[Tensor, "head *stream query key"]:
+        return self.content + position_bias(self.layer, self.query.shape[-2])
+
+    @cached_property
     def content(self) -> Float[Tensor, "head *stream query key"]:
         """Return the scores without what is added by distance alone."""
-        query = self.layer.asked(self._turned(self.query), self.context)
-        return query @ self._turned(self.key).mT * self.layer.scale
+        return self.query @ self.key.mT * self.layer.scale
 
-    def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
+    def pattern(self) -> Float[Tensor, "map query key"]:
+        seen = self.layer.module.mixer.capped(self.content) + position_bias(self.layer, self.query.shape[-2])
+        return _pattern(self.layer, seen, self.allowed).flatten(0, -3)
+
+    def share(self) -> Float[Tensor, " head *stream"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
+        scores, query, key = self.scores(), self.query, self.key
         allowed = self.allowed.to(scores.dtype)
         count = allowed.sum(-1, keepdim=True).clamp_min(1)
         mean = (scores * allowed).sum(-1, keepdim=True) / count
         of_position = ((scores - mean).square() * allowed).sum((-2, -1))
-        query, key = self.layer.asked(self._turned(self.query), self.context), self._turned(self.key)
+
+        def over_keys(values: Float[Tensor, "head *stream key d_head d_head"]) -> Tensor:
+            """Return the sums over the keys that a query sees."""
+            return (allowed @ values.flatten(-2)).unflatten(-1, values.shape[-2:])
+
         # second moments, position by position, as seen from the position turned to
-        query_spread, key_spread = self._asked(self._spread(self.query_spread)), self._spread(self.key_spread)
-        moments = query_spread + query[..., :, None] * query[..., None, :]
-        seen = torch.einsum("...qk,...kde->...qde", allowed, key_spread)
-        of_keys = torch.einsum("...qde,...qed->...", moments, seen)
+        query_spread = self._asked(self._spread(self.query_spread))
+        seen = over_keys(self._spread(self.key_spread))
+        of_keys = (seen * query_spread).sum((-3, -2, -1)) + ((seen @ query[..., None])[..., 0] * query).sum((-2, -1))
         # what a query token's deviation makes of the keys' positions
         average = allowed @ key
-        outer = torch.einsum("...qk,...kd,...ke->...qde", allowed, key, key)
-        between = outer - average[..., :, None] * average[..., None, :] / count[..., None]
-        of_queries = torch.einsum("...qde,...qed->...", query_spread, between)
+        between = over_keys(_squared(key)) - _squared(average) / count[..., None]
+        of_queries = (query_spread * between).sum((-3, -2, -1))
         return of_position / (of_position + (of_keys + of_queries) * self.layer.scale**2).clamp_min(1e-300)
 
     def _asked(
@@ -386,36 +440,26 @@ class _QueriesAndKeys:
             spread = self.layer.asked(spread.movedim(-2, 0), self.context).movedim(0, -2).mT
         return spread
 
-    def _turned(self, rows: Tensor) -> Tensor:
-        """Turn the rows of all positions by where they stand: what rotary positions do to queries and keys."""
-        positions = self.layer.module.positions
-        if not positions.rotates:
-            return rows
-        return torch.stack([positions.placed(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
-
-    def _spread(self, spread: Tensor) -> Float[Tensor, "head *stream pos d_head d_head"]:
-        positions, n = self.layer.module.positions, self.query.shape[-2]
-        if not positions.rotates:
-            return spread[..., None, :, :].expand(*spread.shape[:-2], n, *spread.shape[-2:])
-        return torch.stack([positions.placed(positions.placed(spread, i).mT, i) for i in range(n)], -3)
+    def _spread(
+        self, spread: Float[Tensor, "head *stream d_head d_head"]
+    ) -> Float[Tensor, "head *stream pos d_head d_head"]:
+        """Return a spread as it is at every position."""
+        n = self.query.shape[-2]
+        spread = spread[..., None, :].expand(*spread.shape[:-1], n, spread.shape[-1])
+        # head [stream] d_head pos d_head: what stands last is turned, one side after the other
+        for _ in range(2):
+            spread = _turned(self.layer, spread).transpose(-3, -1)
+        return spread.movedim(-2, -3)
 
 
-def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _QueriesAndKeys:
-    means: list[Tensor] = []
-    spreads: list[Tensor] = []
-    sides: tuple[Side, Side] = ("query", "key")
-    for side in sides:
-        tokens = w.projected(layer, side, "token")
-        mean = tokens.mean(-2, keepdim=True)
-        deviation = tokens - mean
-        spreads.append(deviation.mT @ deviation / deviation.shape[-2])
-        bias = _bias_row(w, layer, side)
-        mean = mean if bias is None else mean + bias
-        if "position" in w.sources(layer):
-            mean = mean + w.projected(layer, side, "position")[..., :length, :]
-        means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
-    context = make_context(1, length, layer.Q.device, is_causal=not w.reads_ahead(layer.stack))
-    return _QueriesAndKeys(layer, *means, *spreads, context=context)
+def _turned(layer: AttentionWeights, rows: Float[Tensor, "*n pos d_head"]) -> Float[Tensor, "*n pos d_head"]:
+    """Turn the rows of all positions by where they stand: what rotary positions do to queries and keys."""
+    positions = layer.module.positions
+    return positions.placed(rows, torch.arange(rows.shape[-2])) if positions.rotates else rows
+
+
+def _squared(rows: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d d"]:
+    return rows[..., :, None] * rows[..., None, :]
 
 
 def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

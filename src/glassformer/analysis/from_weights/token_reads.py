@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.from_weights._positional import positional_heads
+from glassformer.analysis.from_weights._positional import offsets_by_position
 from glassformer.analysis.from_weights.selection import values_of
 from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
@@ -105,7 +105,7 @@ class TokenReads:
 
 
 class TokenSums:
-    """Sums over tokens of what one layer reads times what another reads, E1' E2, or times the unembedding, U E.
+    """Sums over tokens of what layers read: E' E, V' E1' E2 of what an earlier layer moves, and U E.
 
     The latter are of models whose outputs are the tokens they read.
 
@@ -115,8 +115,10 @@ class TokenSums:
     """
 
     def __init__(self, reads: TokenReads, ids: Int[Tensor, " n"]) -> None:
-        self.sums: dict[tuple[str, str], Tensor] = {}
+        self.layers = reads.layers
+        self.own: dict[str, Float[Tensor, "d_model d_model"]] = {}
         self.to_logits: dict[str, Float[Tensor, "d_model d_model"]] = {}
+        self._moved: dict[tuple[str, str], Float[Tensor, "values d_model"]] = {}
         out = reads.w.read_out() if reads.w.model.one_vocabulary() else None
         # views on weights carry no gradients, MLPs would
         with torch.no_grad():
@@ -124,32 +126,40 @@ class TokenSums:
                 some = ids[start : start + CHUNK]
                 self._add(dict(reads(some)), None if out is None else out[:, some])
 
-    def __call__(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
-        return self.sums[earlier.path, later.path]
+    def moved(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "head d_value d_model"]:
+        """Return the sum of what each head of a layer takes from a token times what a later layer reads of it."""
+        found = self._moved.get((earlier.path, later.path))
+        # layers that read alike share their sum
+        found = _values(earlier).mT @ self.own[earlier.path] if found is None else found
+        found = found.unflatten(0, (len(earlier.V), -1))[earlier.group]
+        return found if earlier.gain is None else found * earlier.gain[..., None]
 
     def _add(self, rows: dict[str, Tensor], out: Float[Tensor, "d_model n"] | None) -> None:
-        paths = list(rows)
-        read_out = {} if out is None else {id(read): out @ read for read in rows.values()}
-        for path, read in rows.items() if out is not None else ():
-            known = self.to_logits.get(path)
-            self.to_logits[path] = read_out[id(read)] if known is None else known + read_out[id(read)]
-        # layers that read alike share their sums
-        shared: dict[tuple[int, int], Tensor] = {}
-        for j, later in enumerate(paths):
-            for earlier in paths[: j + 1]:
-                key = id(rows[earlier]), id(rows[later])
-                if key not in shared:
-                    shared[key] = rows[earlier].mT @ rows[later]
-                    known = self.sums.get((earlier, later))
-                    if known is not None:
-                        shared[key] += known
-                self.sums[earlier, later] = shared[key]
+        alike: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for path, read in rows.items():
+            if id(read) not in alike:
+                alike[id(read)] = read.mT @ read, None if out is None else out @ read
+            for sums, found in zip((self.own, self.to_logits), alike[id(read)]):
+                if found is not None:
+                    sums[path] = found if path not in sums else sums[path] + found
+        # grouped heads share their values: fewer columns than the stream has
+        taken = {path: read @ _values(self.layers[path]) for path, read in rows.items() if len(alike) > 1}
+        for j, later in enumerate(rows):
+            for earlier in list(rows)[:j]:
+                if rows[earlier] is not rows[later]:
+                    found, known = taken[earlier].mT @ rows[later], self._moved.get((earlier, later))
+                    self._moved[earlier, later] = found if known is None else known.add_(found)
+
+
+def _values(layer: AttentionWeights) -> Float[Tensor, "d_model values"]:
+    """Return a layer's V, key heads side by side."""
+    return layer.V.movedim(0, 1).flatten(1)
 
 
 def by_position(w: HeadWeights, labels: Sequence[str]) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
     """Attention to the same position and to the one before, by position alone; NaN for heads without any."""
     try:
-        found = positional_heads(w, offsets=2, first_query=1)
+        found = offsets_by_position(w, offsets=2, first_query=1)
     except AnalysisUnavailable:
         return torch.full((len(labels),), torch.nan), torch.full((len(labels),), torch.nan)
-    return values_of(found.scores.select(offset="0"), labels), values_of(found.scores.select(offset="1"), labels)
+    return values_of(found.select(offset="0"), labels), values_of(found.select(offset="1"), labels)

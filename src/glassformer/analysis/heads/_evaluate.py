@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import run
 from glassformer.analysis.heads.roles import (
     ROLES,
     Head,
@@ -37,16 +36,18 @@ from glassformer.analysis.heads.roles import (
     repeated_tokens,
     role_masks,
 )
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike
+from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
 from glassformer.provenance import about
-from glassformer.trace import Read
+from glassformer.trace import Read, Tape
 
 EVALUATORS = ("previous_token", "prefix_matching", "duplicate_token", "first_token", "current_token", "copying")
 Setting = Literal["repeated", "shifted", "with_random", "with_text", "text"]
@@ -119,8 +120,11 @@ def evaluate_heads(
     settings = settings_of(model, text, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     ids = torch.cat(list(settings.values())).to(place_of(model))
     meter = _ScoreMeter(model, ids)
-    with torch.no_grad(), about(of_random_tokens):
-        run(model, ids, read=[read for path in dict.fromkeys(h.path for h in known) for read in meter.reads(path)])
+    read = [read for path in dict.fromkeys(h.path for h in known) for read in meter.reads(path)]
+    with evaluating(model), torch.no_grad(), about(of_random_tokens):
+        given = prepare(model, ids)
+        # nothing looks at the logits, which would be most of what is held
+        model(*given.args, **given.kwargs, tape=Tape(model, read, logits=False))
     return _summarise(meter, known, {name: len(rows) for name, rows in settings.items()})
 
 

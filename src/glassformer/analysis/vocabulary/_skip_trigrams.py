@@ -189,18 +189,17 @@ def skip_trigrams(
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
-    direct, outputs = _direct(w), output_choice(w, ids)
+    outputs = output_choice(w, ids)
     rows: list[tuple[Tensor, ...]] = []
-    for layer in layers:
-        ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=True)
-        look = _Looking(w, layer, ids, rivals, offsets)
+    # what one head makes of a vocabulary is much; what all heads of a layer make, most of what is held
+    for head in (layer[h] for layer in layers for h in range(len(layer.Q))):
+        ov = full_circuit(w, head, "OV", ids=ids).centred(rows=True)[0]
+        look = _Looking(w, head, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
         length = (wide(ov.left) @ decompositions.triangular(ov.right.mT).mT).norm(dim=-1)
-        n = len(ids) if n_sources is None else min(n_sources, len(ids))
-        for h, chosen in enumerate(length.topk(n).indices):
-            effect = ov[h].rows(chosen)
-            preference, attention = look.columns(h, chosen)
-            rows.append(_best(attention, preference, effect, chosen, ids, outputs, k))
+        chosen = length.topk(len(ids) if n_sources is None else min(n_sources, len(ids))).indices
+        preference, attention = look.columns(0, chosen)
+        rows.append(_best(attention, preference, ov.rows(chosen), chosen, ids, outputs, k))
     width = min(len(row[0]) for row in rows)
     parts = [torch.stack([row[i][:width] for row in rows]) for i in range(7)]
     contribution, attention, preference, effect, source, destination, output = parts
@@ -209,6 +208,7 @@ def skip_trigrams(
     def field(values: Tensor) -> Labelled:
         return Labelled(values, ("head", "rule"), coords)
 
+    direct = _direct(w)
     beside = (direct.left[destination] * direct.right[:, output].movedim(0, -1)).sum(-1)
     names, output_names = names_of_both(w, [source, destination], [output])
     return SkipTrigrams(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.arguments import Count
@@ -137,11 +137,11 @@ class DualChunkPositions(Positions):
         pairs = self.config.chunk**2 * chunks * (chunks + 1) // 2
         return 2 * dims.n_heads * (pairs - n_queries * n_keys) * (dims.d_head + dims.d_value)
 
-    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> NoReturn:
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int | Int[Tensor, " offset"]) -> NoReturn:
         self._refuse(f"rotation by {offset} positions")
 
-    def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> NoReturn:
-        self._refuse(f"rows at position {position}")
+    def placed(self, rows: Float[Tensor, "*n pos d_head"], positions: Int[Tensor, " pos"]) -> NoReturn:
+        self._refuse(f"rows at position {int(positions[0])}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise AnalysisUnavailable(

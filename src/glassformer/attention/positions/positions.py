@@ -126,8 +126,10 @@ class Positions(nn.Module):
         told = self.at_read or self.has_scores or self.has_bias or self.rotates
         return replace(context, encoding=self) if told else context
 
-    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int | Int[Tensor, " offset"]) -> Float[Tensor, "*n d_head"]:
         """Return queries as they meet a key `offset` positions before them: turned by R(offset), the key left alone.
+
+        Of several offsets, their mean.
 
         What rotation multiplies queries and keys by, if anything, is in here for both.
 
@@ -143,8 +145,10 @@ class Positions(nn.Module):
         """Return queries as `rotate` would have left them so many positions earlier."""
         return q
 
-    def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> Float[Tensor, "*n d_head"]:
-        """Return queries or keys as they are at a position; raises as `turned` does."""
+    def placed(
+        self, rows: Float[Tensor, "*n pos d_head"], positions: Int[Tensor, " pos"]
+    ) -> Float[Tensor, "*n pos d_head"]:
+        """Return queries or keys as they are at positions, one of each row; raises as `turned` does."""
         return rows
 
     def outgrows(self, before: int, after: int) -> bool:

@@ -105,13 +105,15 @@ class RopePositions(Positions):
         cos, sin = (row[:, -k.shape[-2] :] for row in self.rows(self.d_turned, k, context, keys=True))
         return self._turn_rows(k, cos, sin)
 
-    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
-        cos, sin = self._row(offset, q)
-        amplitude = self.config.amplitude
-        return self._turn_by(q, cos * amplitude, sin * amplitude)
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int | Int[Tensor, " offset"]) -> Float[Tensor, "*n d_head"]:
+        # a turn is linear in its cosines and sines, and so is the mean of several
+        cos, sin = (row.mean(0) * self.config.amplitude for row in self._rows(torch.as_tensor(offset).reshape(-1), q))
+        return self._turn_by(q, cos, sin)
 
-    def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> Float[Tensor, "*n d_head"]:
-        return self._turn_by(rows, *self._row(position, rows))
+    def placed(
+        self, rows: Float[Tensor, "*n pos d_head"], positions: Int[Tensor, " pos"]
+    ) -> Float[Tensor, "*n pos d_head"]:
+        return self._turn_by(rows, *self._rows(positions, rows))
 
     def earlier(
         self, q: Float[Tensor, "batch *n pos d_head"], by: Int[Tensor, "b pos"]
@@ -124,16 +126,16 @@ class RopePositions(Positions):
         # keys that are turned when they are read are turned by how long the text is then
         return not self.at_read and self.config.scaling is not None and self.config.scaling.outgrows(before, after)
 
-    def _row(self, position: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        scaling: RopeScaling | None = self.config.scaling
-        if scaling is not None and (longest := scaling.trained_on()) is not None and abs(position) >= longest:
+    def _rows(self, positions: Int[Tensor, " pos"], like: Tensor) -> tuple[Tensor, ...]:
+        scaling, furthest = self.config.scaling, int(positions.abs().max())
+        if scaling is not None and (longest := scaling.trained_on()) is not None and furthest >= longest:
             raise AnalysisUnavailable(
-                f"rotation by {position} positions: only texts of more than {longest} tokens reach that far, and there "
+                f"rotation by {furthest} positions: only texts of more than {longest} tokens reach that far, and there "
                 f'"{scaling.kind}" scaling turns queries and keys by how long the text is, which weights do not tell.\n'
                 f"    Ask for offsets below {longest}, or read scores: gf.run(…, read=['blocks.*.attn.scores'])."
             )
-        cos, sin = self.config.rows(torch.tensor([[position]], device=like.device), self.d_turned, like.dtype)
-        return cos[0, 0], sin[0, 0]
+        rows = self.config.rows(positions[None].to(like.device), self.d_turned, like.dtype)
+        return tuple(row[0] for row in rows)
 
     def placed_at(
         self, x: Float[Tensor, "batch *n pos d_head"], positions: Int[Tensor, "b pos"]

@@ -8,6 +8,7 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, handmade, weights
+from glassformer.analysis.from_weights._token_moments import TokenMoments
 from glassformer.attention import (
     Alibi,
     General,
@@ -24,6 +25,7 @@ from glassformer.models import DecoderConfig, EncoderConfig, Learned, NoNorm, Rm
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
+from glassformer.weights import HeadWeights
 from one_pass import in_one_pass
 
 KINDS = {
@@ -209,3 +211,36 @@ def test_where_all_tokens_are_one_position_alone_gives_the_pattern(mixer):
     close(analysis.from_weights.positional_heads(model, length=7).patterns.values, by_map)
     if getattr(mixer, "sinks", False):
         assert (seen.sum(-1) < 1).all()
+
+
+@in_one_pass
+@pytest.mark.parametrize("kind", ["learned", "query_key_only", "partial rope", "form"])
+@pytest.mark.parametrize("fold", [True, False])
+def test_moments_over_tokens_are_those_of_their_queries_and_keys(kind, fold):
+    w = weights.of(_one_layer(kind), fold=fold)
+    moments = TokenMoments(w)
+    for side in ("query", "key"):
+        rows, (mean, spread) = w.projected(w[0], side), moments(w[0], side)
+        close(mean, rows.mean(-2, keepdim=True))
+        deviation = rows - mean
+        close(spread, deviation.mT @ deviation / rows.shape[-2])
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_layers_that_read_tokens_alike_share_one_pass_over_the_vocabulary(fold, monkeypatch):
+    read = list[str]()
+    rows = HeadWeights.source_rows
+
+    def counted(self, layer, *args, **kwargs):
+        read.append(layer.path)
+        return rows(self, layer, *args, **kwargs)
+
+    monkeypatch.setattr(HeadWeights, "source_rows", counted)
+    passes = []
+    for n_layers in (1, 3):
+        layers = (block(n_heads=2, positions=Rope(), norm=RmsNorm()),) * n_layers
+        model = randomise(DecoderConfig(7, 8, layers, max_len=6).build(), 1)
+        read.clear()
+        analysis.from_weights.positional_heads(weights.of(model, fold=fold))
+        passes.append(len(read))
+    assert passes[0] == passes[1]
