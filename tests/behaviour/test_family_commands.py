@@ -93,9 +93,9 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
     ),
     # halves of a stream are not folded, and its hashes go by whole texts
-    "reformer": {"generate": REFUSED, "circuits": REFUSED},
-    "reformer_with_factors_of_buckets_and_a_table_of_positions": dict.fromkeys(
-        ("generate", "circuits", "patch"), REFUSED
+    **dict.fromkeys(
+        ("reformer", "reformer_with_factors_of_buckets_and_a_table_of_positions"),
+        {"generate": REFUSED, "circuits": REFUSED},
     ),
     # without logits there is only the stream to be read
     "longformer_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
