@@ -9,6 +9,7 @@ from rich.table import Table
 from glassformer.cli.console import Console
 from glassformer.cli.progress import progress
 from glassformer.errors import AnalysisUnavailable
+from glassformer.files import check_writable
 
 Action = Literal["list", "run", "report", "verify"]
 SCALES = Literal["smoke", "small", "full"]
@@ -23,6 +24,7 @@ def study(
     folder: Path = Path("runs/studies"),
     anew: bool = False,
     replay: bool = False,
+    html: Path | None = None,
     json: bool = False,
 ) -> None:
     """Check what papers claim, in miniature: list the studies, run some, show what was found.
@@ -41,7 +43,7 @@ def study(
         glassformer study list
         glassformer study run scaled-scores --scale smoke
         glassformer study run scaled-scores my_study.py --jobs 2
-        glassformer study report scaled-scores
+        glassformer study report scaled-scores --html scaled-scores.html
         glassformer study verify scaled-scores
         glassformer study verify --replay scaled-scores rank-collapse
 
@@ -53,10 +55,15 @@ def study(
         folder: Where runs, trained models and reports lie.
         anew: Run again what is there, too.
         replay: With verify: make one run of each report again, and compare.
+        html: With run or report, of one study: write the page of its report, every measure by seed, to this file.
         json: Print JSON.
     """
     from glassformer.study import names
 
+    if html is not None:
+        if action not in ("run", "report") or len(name) != 1:
+            raise AnalysisUnavailable("--html writes the page of one study: glassformer study report NAME --html FILE.")
+        check_writable(html)
     if action == "list":
         _list(json)
         return
@@ -68,7 +75,11 @@ def study(
     if not name:
         raise AnalysisUnavailable(f"study {action} takes the names of studies: {', '.join(names())}; or Python files.")
     for one in name:
-        {"run": _run, "report": _report, "verify": _verify}[action](one, scale, jobs, folder, anew, json)
+        if action == "verify":
+            _verify(one, scale, folder)
+            continue
+        path = _run(one, scale, jobs, folder, anew) if action == "run" else _reported(one, scale, folder)
+        _show(path, html, json)
 
 
 def _list(json: bool) -> None:
@@ -89,7 +100,8 @@ def _list(json: bool) -> None:
     Console().print(table)
 
 
-def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool) -> Path:
+    """Run a study and return the file of its report."""
     from glassformer.study import Progress, run_study
     from glassformer.study.report import write_report
 
@@ -105,12 +117,7 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool)
             found = run_study(name, scale, folder=folder, jobs=jobs, report=report, anew=anew)
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
-    path = write_report(found, _place(folder, found.study.name, scale))
-    _show(path, json)
-
-
-def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
-    _show(_reported(name, scale, folder), json)
+    return write_report(found, _place(folder, found.study.name, scale))
 
 
 def _reported(name: str, scale: str, folder: Path) -> Path:
@@ -163,7 +170,7 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
         raise SystemExit(1)
 
 
-def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+def _verify(name: str, scale: str, folder: Path) -> None:
     from glassformer.files import read_json
     from glassformer.study import find, survey, verify
     from glassformer.study.report import document
@@ -190,18 +197,22 @@ def _place(folder: Path, name: str, scale: str) -> Path:
     return folder / name / scale
 
 
-def _show(path: Path, json: bool) -> None:
+def _show(path: Path, html: Path | None, json: bool) -> None:
+    """Show a report, and write its page where that was asked for."""
     from rich.markdown import Markdown
 
-    from glassformer.files import read_json
+    from glassformer.files import read_json, write
+    from glassformer.render.page import study_page
     from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
     from glassformer.study.shelf import shipped_at, shipped_replays_at
 
+    report, console = read_json(path), Console()
+    if html is not None:
+        write(html, study_page(report).encode())
     if json:
         print(path.read_text(encoding="utf-8"), end="")
         return
-    report, console = read_json(path), Console()
     console.print(Markdown(markdown(report)))
     older = outdated(report)
     if older:
@@ -211,5 +222,7 @@ def _show(path: Path, json: bool) -> None:
     if known is not None:
         since = "" if known.is_current(report) else " That code has changed since."
         console.print(f"{known.said()}{since}", highlight=False)
-    page = path.with_suffix(".html")
+    page = path.with_suffix(".html") if html is None else html
     console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)
+    if not page.is_file():
+        console.print(f"As a page: glassformer study report {report['study']} --html FILE", highlight=False)
