@@ -10,6 +10,7 @@ from glassformer.cli.console import Console
 from glassformer.cli.progress import progress
 from glassformer.errors import AnalysisUnavailable
 from glassformer.files import check_writable
+from glassformer.words import spoken, spoken_each
 
 Action = Literal["list", "run", "report", "verify"]
 SCALES = Literal["smoke", "small", "full"]
@@ -93,7 +94,7 @@ def _list(json: bool) -> None:
                  "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
         print(json_text(told, indent=1, ascii_only=False))
         return
-    table = Table("study", "question", "claims", "found")
+    table = Table(*spoken_each("study", "question", "claims", "found"))
     table.columns[0].no_wrap = True
     for one in found:
         table.add_row(one.name, one.question, str(len(one.claims)), tallied(shipped(one.name)))
@@ -116,7 +117,9 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool) -> Path:
         try:
             found = run_study(name, scale, folder=folder, jobs=jobs, report=report, anew=anew)
         except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+            raise KeyboardInterrupt(
+                spoken('what was finished is in "{folder}"; the same command goes on', folder=folder)
+            ) from interrupt
     return write_report(found, _place(folder, found.study.name, scale))
 
 
@@ -141,31 +144,33 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
 
     from glassformer.files import json_text, read_json
     from glassformer.study import names, shipped
-    from glassformer.study.replay import OUTCOMES, replay_reports
+    from glassformer.study.replay import replay_reports
 
     chosen = asked or tuple(name for name in names() if shipped(name) is not None)
     reports = {name: read_json(_reported(name, scale, folder)) for name in chosen}
-    with progress("replays") as said:
+    with progress(spoken("replays")) as said:
         try:
             found = replay_reports(
                 reports, folder / f"replays-{scale}.json", folder, anew=anew,
                 say=lambda name, done, total: said(done, total, name),
             )  # fmt: skip
         except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+            raise KeyboardInterrupt(
+                spoken('what was finished is in "{folder}"; the same command goes on', folder=folder)
+            ) from interrupt
     stale = [name for name, one in found.items() if one.outcome == "differs"]
     if json:
         print(json_text({name: asdict(one) for name, one in found.items()}, indent=1, ascii_only=False))
     else:
-        table = Table("study", "seconds", "replay")
+        table = Table(*spoken_each("study", "seconds", "replay"))
         for name, one in found.items():
             table.add_row(name, f"{one.seconds:.0f}", one.said())
         console = Console()
         console.print(table)
-        counts = {outcome: sum(one.outcome == outcome for one in found.values()) for outcome in OUTCOMES}
-        console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+        counts = {said: sum(one.outcome == outcome for one in found.values()) for outcome, said in _outcomes().items()}
+        console.print(spoken(", ").join(f"{count} {said}" for said, count in counts.items()), highlight=False)
         if stale:
-            console.print(f"stale: {', '.join(stale)}", highlight=False)
+            console.print(spoken("stale: {studies}", studies=", ".join(stale)), highlight=False)
     if stale:
         raise SystemExit(1)
 
@@ -182,15 +187,28 @@ def _verify(name: str, scale: str, folder: Path) -> None:
     reported = read_json(path) if path.is_file() else None
     now = {claim["text"]: claim["verdict"] for claim in document(found, reported)["claims"]}
     then = {claim["text"]: claim["verdict"] for claim in (reported or {}).get("claims", [])}
-    table = Table("claim", "reported", "from the runs")
+    table = Table(*spoken_each("claim", "reported", "from the runs"))
     for text, verdict in now.items():
-        table.add_row(text, then.get(text, "not reported"), verdict)
+        table.add_row(text, spoken(then[text]) if text in then else spoken("not reported"), spoken(verdict))
     console = Console()
     console.print(table)
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    console.print(f"{len(states)} runs: {counted}", highlight=False)
+    counted = spoken(", ").join(f"{states.count(state)} {_states()[state]}" for state in dict.fromkeys(states))
+    console.print(spoken("{n} runs: {states}", n=len(states), states=counted), highlight=False)
     if then and any(then.get(text) != verdict for text, verdict in now.items()):
         raise SystemExit(1)
+
+
+def _outcomes() -> dict[str, str]:
+    """Return how replays end, in the language that is spoken."""
+    return {"equal": spoken("equal"), "agrees": spoken("agrees"), "differs": spoken("differs")}
+
+
+def _states() -> dict[str, str]:
+    """Return what becomes of runs, in the language that is spoken."""
+    return {
+        "current": spoken("current"), "outdated": spoken("outdated"), "missing": spoken("missing"),
+        "error": spoken("error"),
+    }  # fmt: skip
 
 
 def _place(folder: Path, name: str, scale: str) -> Path:
@@ -216,13 +234,15 @@ def _show(path: Path, html: Path | None, json: bool) -> None:
     console.print(Markdown(markdown(report)))
     older = outdated(report)
     if older:
-        more = f" and {len(older) - 1} more" if len(older) > 1 else ""
-        console.print(f"of earlier code: {older[0]}{more} changed since", highlight=False)
+        more = spoken(" and {n} more", n=len(older) - 1) if len(older) > 1 else ""
+        console.print(spoken("of earlier code: {name}{more} changed since", name=older[0], more=more), highlight=False)
     known = read_replays(shipped_replays_at()).get(report["study"]) if path == shipped_at(report["study"]) else None
     if known is not None:
-        since = "" if known.is_current(report) else " That code has changed since."
+        since = "" if known.is_current(report) else spoken(" That code has changed since.")
         console.print(f"{known.said()}{since}", highlight=False)
     page = path.with_suffix(".html") if html is None else html
-    console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)
+    console.print(spoken("report: {path}", path=page if page.is_file() else path), highlight=False, soft_wrap=True)
     if not page.is_file():
-        console.print(f"As a page: glassformer study report {report['study']} --html FILE", highlight=False)
+        console.print(
+            spoken("As a page: glassformer study report {study} --html FILE", study=report["study"]), highlight=False
+        )
