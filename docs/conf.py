@@ -19,6 +19,7 @@ extensions = [
     "equations",
     "offline",
     "sidebar",
+    "studies",
 ]
 exclude_patterns = ["_build", "_templates", "_extensions"]
 templates_path = ["_templates"]

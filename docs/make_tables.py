@@ -168,12 +168,14 @@ def _checked(kind: str, page: str) -> str:
 
 
 def claims() -> str:
-    """Return a section per study whose small scale ships: its question, its paper, and every claim with its verdict."""
-    parts = []
-    for name in names_of_studies():
-        report = shipped(name)
-        if report is None:
-            continue
+    """Return a list of the studies whose small scale ships, and a section for each: its question, its paper, and every
+    claim with its verdict."""
+    found = {name: report for name in names_of_studies() if (report := shipped(name)) is not None}
+    parts = [
+        _table([("study", "question", "found"),
+                *((f"[{name}](#{name})", report["question"], tallied(report)) for name, report in found.items())])
+    ]  # fmt: skip
+    for name, report in found.items():
         differs = "\n".join(f"- {line}" for line in report["differs"])
         told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), "What differs:", differs)
         parts += [f"## {name}", *(told if differs else told[:3])]

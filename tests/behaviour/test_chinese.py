@@ -17,7 +17,7 @@ import runtime_checks
 from every_result import result
 from explanations import sample
 from glassformer.analysis.causal import TracesByRole
-from glassformer.cli import main
+from glassformer.cli import VERBS, main
 from glassformer.data import Marks
 from glassformer.data.marks import mark_notes
 from glassformer.errors import WrongArgument
@@ -280,3 +280,32 @@ def test_the_command_speaks_chinese_and_its_json_english(tmp_path: Path, capsys:
     assert "重要的头" in out and "Telling heads" not in out and f"网页：{page}" in out.replace("\n", "")
     assert asked.read_text(encoding="utf-8") == plain.read_text(encoding="utf-8")
     assert '<html lang="zh">' in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_a_language(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert "--lang {en,zh}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("sites attn-only-1l --glob blocks.0.attn.*", "注意力"),
+        ("params attn-only-1l", "解嵌入"),
+        ("models attn-only-1l", "共用机器上"),
+        ("models --applies softmax", "固定了什么"),
+        ("study report rank-collapse", "均值与 95 % 区间"),
+        ("plot attn-only-1l attn-only-2l --out FILE", "留出损失"),
+    ],
+)
+def test_what_a_verb_prints_is_in_the_language_that_was_asked_for(
+    line: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tmp_path / "losses.svg") if word == "FILE" else word for word in line.split()]
+    assert main([*words, "--lang", "zh"]) == 0
+    chinese = capsys.readouterr().out
+    assert main(words) == 0
+    english = capsys.readouterr().out
+    assert not re.search("[一-鿿]", english) and re.search("[一-鿿]", chinese)
+    assert told in re.sub(r"\s", "", chinese).replace("95%", "95 %") or told in chinese

@@ -75,6 +75,16 @@ def test_the_page_of_analyses_and_the_tree_are_what_the_script_makes() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make tables`"
 
 
+def test_every_study_that_ships_has_a_page_that_the_page_of_claims_links_to(tmp_path: Path) -> None:
+    studies = program("_extensions/studies")
+    studies.write_pages(tmp_path)
+    pages = {page.stem for page in tmp_path.glob("*.html")}
+    text = studies.linked((DOCS / "claims.md").read_text(encoding="utf-8"))
+    titles = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
+    assert pages == titles == set(re.findall(r'href="studies/([^"]+)\.html"', text)) != set()
+    assert titles == set(re.findall(r"^\| \[([^\]]+)\]\(#\1\) \|", text, re.MULTILINE))
+
+
 def test_a_card_becomes_a_row_in_both_languages() -> None:
     sizes = {"parameters": 1234567, "tokens": 2_500_000, "seconds": 125, "threads": 2}
     card = {"name": "tiny", "about": "A model."} | sizes | {"figures": {"bits_per_byte": 1.23456, "for_the_card": 0.5}}

@@ -251,6 +251,17 @@ def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_p
     assert "of earlier code: glassformer.models.block:Block.forward changed since" in capsys.readouterr().out
 
 
+def test_a_report_is_written_as_a_page_that_holds_it(tmp_path, capsys):
+    page, folder = tmp_path / "page.html", ["--folder", str(tmp_path)]
+    assert main(["study", "report", "rank-collapse", "--html", str(page), *folder]) == 0
+    assert "report: " in capsys.readouterr().out
+    carried = page.read_text(encoding="utf-8").partition('id="study">')[2].partition("</script>")[0]
+    assert json.loads(carried) == shipped("rank-collapse")
+    for asked in (["list"], ["report", "rank-collapse", "dispersion"], ["verify", "rank-collapse"]):
+        assert main(["study", *asked, "--html", str(page), *folder]) == 2
+        assert "--html writes the page of one study" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", names())
 def test_the_smoke_of_a_study_runs(name, tmp_path):

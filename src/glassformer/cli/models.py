@@ -12,6 +12,7 @@ from glassformer.applicability import Analysis, Row, applied
 from glassformer.applicability.table import STATUSES
 from glassformer.cli.console import Console
 from glassformer.files import json_text
+from glassformer.words import spoken, spoken_each
 from glassformer.zoo import ModelCard, card, cards
 from glassformer.zoo.card import said_of_synthetic
 
@@ -47,21 +48,21 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
         print("[" + ",\n".join(c.to_json() for c in shipped.values()) + "]")
         return
     for found in shipped.values():
-        made_up = f"\nmade up: {said_of_synthetic(found.synthetic)}" if found.synthetic else ""
+        made_up = spoken("\nmade up: {what}", what=said_of_synthetic(found.synthetic)) if found.synthetic else ""
         console.print(f"{found.name}: {found.about}{made_up}", highlight=False)
     console.print(_figures(shipped))
 
 
 def _figures(shipped: Mapping[str, ModelCard]) -> Table:
     """Return every figure of every model: a row each, so that none is cut."""
-    table = Table("", *shipped, title="shipped models")
+    table = Table("", *shipped, title=spoken("shipped models"))
     names = dict.fromkeys(name for found in shipped.values() for name in found.figures)
     table.columns[0].min_width = max(len(word) for name in ("parameters", *names) for word in name.split("_"))
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
     for name in ("parameters", "tokens"):
-        table.add_row(name, *(f"{getattr(found, name) / 1e6:.3g} M" for found in shipped.values()))
+        table.add_row(spoken(name), *(f"{getattr(found, name) / 1e6:.3g} M" for found in shipped.values()))
     table.add_section()
     for name in names:
         figures = [found.figures.get(name) for found in shipped.values()]
@@ -77,10 +78,13 @@ def _show_applies(console: Console, name: str | None, json: bool) -> None:
         print(table.to_json() if found is None else json_text(_data(found, table.rows), indent=1, ascii_only=False))
     elif found is None:
         console.print(_counts(table.groups))
-        console.print("exact: answers, nothing held fixed; per run: answers for one run, of which something is held.")
-        console.print("With reasons: glassformer models --applies NAME, of a row or of an analysis.", highlight=False)
+        console.print(
+            spoken("exact: answers, nothing held fixed; per run: answers for one run, of which something is held.")
+        )
+        told = spoken("With reasons: glassformer models --applies NAME, of a row or of an analysis.")
+        console.print(told, highlight=False)
     elif isinstance(found, Analysis):
-        console.print(f"{found.name}: {found.question}", highlight=False)
+        console.print(f"{found.name}: {spoken(found.question)}", highlight=False)
         console.print(_of_analysis(found, table.groups))
     else:
         for i, row in enumerate(found):
@@ -100,7 +104,8 @@ def _data(found: Sequence[Row] | Analysis, rows: Sequence[Row]) -> dict[str, Any
 
 
 def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
-    table = Table("", *STATUSES, title="what applies to what: how many analyses answer, and how")
+    title = spoken("what applies to what: how many analyses answer, and how")
+    table = Table("", *spoken_each("exact", "per run", "refused"), title=title)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
@@ -114,26 +119,27 @@ def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
 
 
 def _of_analysis(analysis: Analysis, groups: Mapping[str, Sequence[Row]]) -> Table:
-    table = Table("", "", "held, missing, or why not")
+    table = Table("", "", spoken("held, missing, or why not"))
     for group, rows in groups.items():
         table.add_section()
         table.add_row(group, style="bold")
         for row in rows:
             outcome = row.outcomes[analysis.name]
-            table.add_row(f"  {_named(row)}", outcome.status, outcome.words)
+            table.add_row(f"  {_named(row)}", spoken(outcome.status), outcome.words)
     return table
 
 
 def _of_row(row: Row, other: Row | None) -> Table:
     """Return a row's outcomes, the refused ones first; of one beside another of its group, those that differ."""
     differ = [name for name, one in row.outcomes.items() if other is None or one != other.outcomes[name]]
-    beside = "" if other is None else f", where it differs from {other.name}"
-    table = Table("analysis", "", "held, missing, or why not", title=f"{row.group} {row.name}{beside}")
+    beside = "" if other is None else spoken(", where it differs from {other}", other=other.name)
+    heads = spoken("analysis"), "", spoken("held, missing, or why not")
+    table = Table(*heads, title=f"{row.group} {row.name}{beside}")
     for status in reversed(STATUSES):
         table.add_section()
         for name in differ:
             if row.outcomes[name].status == status:
-                table.add_row(name, status, row.outcomes[name].words)
+                table.add_row(name, spoken(status), row.outcomes[name].words)
     return table
 
 

@@ -80,16 +80,25 @@ class Opening(Placement):
 
 
 @dataclass(frozen=True)
-class Output:
-    """Where results go besides the terminal, and in which language people read them.
+class Speech:
+    """In which language people read results; every verb has it.
 
     Args:
         lang: Language of what is printed and of the page: en, zh. JSON and messages of errors are English.
+    """
+
+    lang: Language = "en"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go besides the terminal.
+
+    Args:
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, as docs/results-json.md, explain-json.md and circuits-json.md describe it.
     """
 
-    lang: Language = "en"
     html: Path | None = None
     json: Path | None = None
 

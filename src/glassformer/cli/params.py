@@ -9,6 +9,7 @@ from rich.table import Table
 from glassformer.cli.configs import config_of
 from glassformer.cli.output import finish
 from glassformer.files import check_writable, json_text
+from glassformer.words import spoken, spoken_each
 
 if TYPE_CHECKING:
     from glassformer.models import ModelConfig
@@ -54,7 +55,10 @@ def params(
     found = account(config, length, kind)
     data = {"model": model} | found.to_dict() | {"departures": config.departures()}
     departures = config.departures().items()
-    told = [f"{path} is not the layer of its paper: {'; '.join(words)}." for path, words in departures]
+    told = [
+        spoken("{path} is not the layer of its paper: {how}.", path=path, how="; ".join(words))
+        for path, words in departures
+    ]
     shown = [_parts(model, found), *told, _lengths(config, found, kind)]
     if complexity:
         scaling, of_layers = _complexity(config, found.length)
@@ -63,28 +67,45 @@ def params(
 
 
 def _parts(model: str, found: "Account") -> Table:
-    table = Table(title=f"{model}: {found.total:,} parameters")
-    for name in ("part", "parameters", "share", f"forward FLOPs per token, length {found.length:,}"):
-        table.add_column(name, justify="left" if name == "part" else "right")
+    table = Table(title=spoken("{model}: {n:,} parameters", model=model, n=found.total))
+    flops = spoken("forward FLOPs per token, length {length:,}", length=found.length)
+    for i, name in enumerate((*spoken_each("part", "parameters", "share"), flops)):
+        table.add_column(name, justify="right" if i else "left")
+    called = _called()
     for part in dict.fromkeys((*found.parameters, *found.flops)):
         own, flops = found.parameters.get(part, 0), found.flops.get(part, 0)
         share = f"{own / found.total:.1%}" if own else ""
-        name = f"{part} (tied)" if part == "unembedding" and not own else part
+        name = (
+            spoken("{part} (tied)", part=called.get(part, part))
+            if part == "unembedding" and not own
+            else called.get(part, part)
+        )
         table.add_row(name, f"{own:,}" if own else "", share, f"{flops / found.length:,.0f}" if flops else "")
     table.add_section()
-    table.add_row("total", f"{found.total:,}", "", f"{found.forward / found.length:,.0f}")
+    table.add_row(spoken("total"), f"{found.total:,}", "", f"{found.forward / found.length:,.0f}")
     if found.spared:
-        table.add_row("total in training", "", "", f"{(found.forward - found.spared) / found.length:,.0f}")
+        table.add_row(spoken("total in training"), "", "", f"{(found.forward - found.spared) / found.length:,.0f}")
     return table
+
+
+def _called() -> dict[str, str]:
+    """Return what parts that most models have are called in the language that is spoken."""
+    return {
+        "embedding": spoken("embedding"), "positions": spoken("positions"), "query": spoken("query"),
+        "latent": spoken("latent"), "key": spoken("key"), "value": spoken("values"), "mixing": spoken("mixing"),
+        "output": spoken("output"), "output gate": spoken("output gate"), "mechanism": spoken("mechanism"),
+        "mlp in": spoken("mlp in"), "mlp gate": spoken("mlp gate"), "mlp out": spoken("mlp out"),
+        "router": spoken("router"), "biases": spoken("biases"), "norms": spoken("norms"),
+        "readout": spoken("readout"), "unembedding": spoken("unembedding"),
+    }  # fmt: skip
 
 
 def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
     from glassformer.models.accounting import count_flops, spared_flops, state_bytes
 
-    title = f"per token, averaged over a sequence; state in {found.dtype}"
-    table = Table(
-        "length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title
-    )
+    title = spoken("per token, averaged over a sequence; state in {dtype}", dtype=found.dtype)
+    heads = spoken_each("length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token")
+    table = Table(*heads, title=title)
     for column in table.columns:
         column.justify = "right"
     shorter = [found.length // 4**i for i in (3, 2, 1) if found.length // 4**i >= 1]
@@ -114,7 +135,8 @@ def _complexity(config: "ModelConfig", length: int) -> tuple[list[Table], dict[s
 
     d_head, window = _head(config)
     sizes = f"n={length:,}, d={config.d_model:,}, d_head={d_head}, r={window}, k=3"
-    scaling = Table("layer", "work (multiply-adds)", "sequential operations", "longest path", title=f"scaling: {sizes}")
+    heads = spoken_each("layer", "work (multiply-adds)", "sequential operations", "longest path")
+    scaling = Table(*heads, title=spoken("scaling: {sizes}", sizes=sizes))
     rows = complexity(length, config.d_model, d_head=d_head, window=window)
     for row in rows:
         cells = ((row.work, row.operations), (row.sequential, row.steps), (row.path, row.layers))
@@ -122,8 +144,11 @@ def _complexity(config: "ModelConfig", length: int) -> tuple[list[Table], dict[s
     scaling.columns[0].no_wrap = True
     short = min(length, PATH_POSITIONS)
     measured = confirm(short, config.d_model, d_head=d_head, window=min(window, 5))
-    title = f"measured here: n={short}, r={min(window, 5)} (4 FLOPs are one multiply-add in each of two products)"
-    table = Table("layer", "run as", "counted FLOPs", "formula", "counted / work", "layers to reach", title=title)
+    title = spoken(
+        "measured here: n={n}, r={r} (4 FLOPs are one multiply-add in each of two products)", n=short, r=min(window, 5)
+    )
+    heads = spoken_each("layer", "run as", "counted FLOPs", "formula", "counted / work", "layers to reach")
+    table = Table(*heads, title=title)
     for row in measured:
         table.add_row(
             row.name, row.form, f"{row.counted:,}", f"{row.formula:,}", f"{row.per_work:.3g}", str(row.layers)

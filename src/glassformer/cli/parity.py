@@ -11,6 +11,7 @@ from glassformer.cli.options import ComputeDevice
 from glassformer.cli.output import finish
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, json_text
+from glassformer.words import spoken, spoken_each
 
 
 def parity(
@@ -89,9 +90,12 @@ def _layers(model: str, found: Any) -> Table:
         several = [difference, *([worst[cell]] if cell in worst else [])]
         worst[cell] = max(several, key=lambda d: float("inf") if d.error != d.error else d.error)
     kinds = list(dict.fromkeys(kind for _, kind in worst if kind))
-    title = f"{model} as {found.family} against {found.reference}, {found.dtype}: largest errors"
+    title = spoken(
+        "{model} as {family} against {reference}, {dtype}: largest errors",
+        model=model, family=found.family, reference=found.reference, dtype=found.dtype,
+    )  # fmt: skip
     # one word a line: seven kinds fit an ordinary terminal
-    table = Table("layer", *(kind.replace(".", "\n") for kind in kinds), title=title)
+    table = Table(spoken("layer"), *(kind.replace(".", "\n") for kind in kinds), title=title)
     table.columns[0].no_wrap = True
     for row in dict.fromkeys(row for row, _ in worst):
         cells = [worst.get((row, kind)) for kind in kinds]
@@ -102,7 +106,7 @@ def _layers(model: str, found: Any) -> Table:
 
 
 def _logits(found: Any) -> Table:
-    table = Table("logits, rows", "error")
+    table = Table(*spoken_each("logits, rows", "error"))
     for difference in found.differences:
         if difference.site == "logits":
             table.add_row(difference.rows, _cell(difference, found))
@@ -119,9 +123,12 @@ def _verdict(found: Any) -> str:
     first = found.first
     if first is None:
         worst = found.worst
-        return f"equal: largest error {worst.error:.1e} at {worst.site}, {found.allowed(worst):.2g} allowed."
-    theirs = f' (theirs: "{first.theirs}")' if first.theirs else ""
-    return (
-        f'first site that diverges: "{first.site}"{theirs}, rows {first.rows}: error {first.error:.1e}, '
-        f"{found.allowed(first):.2g} allowed."
-    )
+        return spoken(
+            "equal: largest error {error:.1e} at {site}, {allowed:.2g} allowed.",
+            error=worst.error, site=worst.site, allowed=found.allowed(worst),
+        )  # fmt: skip
+    theirs = spoken(' (theirs: "{site}")', site=first.theirs) if first.theirs else ""
+    return spoken(
+        'first site that diverges: "{site}"{theirs}, rows {rows}: error {error:.1e}, {allowed:.2g} allowed.',
+        site=first.site, theirs=theirs, rows=first.rows, error=first.error, allowed=found.allowed(first),
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from glassformer.cli.help import Printed, choices_of, rank, shown
-from glassformer.cli.options import Output
+from glassformer.cli.options import Speech
 from glassformer.config import require
 from glassformer.errors import ConfigError, nearest
 from glassformer.words import speaking
@@ -35,6 +35,9 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "window": (1, 1_000_000),
 }
 
+
+# what no verb declares: how results are told
+SPEECH = "speech"
 
 # verbs that cannot leave weights in their files, and why
 NOT_STREAMED = {
@@ -86,16 +89,17 @@ def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) 
 def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
     parameters = inspect.signature(function).parameters.values()
     positional = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    output = values.get("output")
-    with speaking(output.lang if isinstance(output, Output) else "en"):
+    with speaking(values[SPEECH].lang):
         function(*positional, **{p.name: values[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY})
 
 
 def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:
     """Return a function with the same options, those of groups one by one, that only receives them."""
     hints, documented = get_type_hints(function, include_extras=True), inspect.getdoc(function) or ""
+    hints[SPEECH] = Speech
+    spoken = inspect.Parameter(SPEECH, inspect.Parameter.KEYWORD_ONLY)
     options, groups, types = list[inspect.Parameter](), dict[str, type](), dict[str, Any]()
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in (*inspect.signature(function).parameters.values(), spoken):
         kind = hints[parameter.name]
         if isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from glassformer import checkpoints
 from glassformer.cli.console import Console, say
+from glassformer.words import spoken
 
 if TYPE_CHECKING:
     from glassformer.models import ModelConfig
@@ -51,7 +52,7 @@ def plot(
         configs = [_config(one, folder) for one, folder in zip((run, *others), folders)]
         Console().print(_table(names, metrics, configs))
         if len({None if config is None else config.n_outputs for config in configs}) > 1:
-            say("Vocabularies differ in size: losses per token of different tokens do not compare.")
+            say(spoken("Vocabularies differ in size: losses per token of different tokens do not compare."))
     else:
         made_up = _made_up(run, folders[0])
         curves.save(curves.curves(metrics[0], names[0], said_of_synthetic(made_up) if made_up else ""), out)
@@ -67,13 +68,13 @@ def _table(names: list[str], metrics: list[list[dict[str, Any]]], configs: "list
         last = {name: value for line in lines for name, value in line.items()}
         seconds = last.get("seconds")
         said = {
-            "parameters": None if config is None else f"{account(config).total:,}",
-            "steps": f"{last['step']:,}",
-            "tokens": f"{last['tokens']:,}",
-            "held-out loss (nats per token)": _number(last.get("heldout_loss")),
-            "training loss (nats per token)": _number(last.get("loss")),
-            "tokens per second": f"{last['tokens'] / seconds:,.0f}" if seconds else None,
-            "bytes of state for a text as long as the context": (
+            spoken("parameters"): None if config is None else f"{account(config).total:,}",
+            spoken("steps"): f"{last['step']:,}",
+            spoken("tokens"): f"{last['tokens']:,}",
+            spoken("held-out loss (nats per token)"): _number(last.get("heldout_loss")),
+            spoken("training loss (nats per token)"): _number(last.get("loss")),
+            spoken("tokens per second"): f"{last['tokens'] / seconds:,.0f}" if seconds else None,
+            spoken("bytes of state for a text as long as the context"): (
                 None if config is None else f"{state_bytes(config, config.max_len):,}"
             ),
         }

@@ -8,6 +8,7 @@ from rich.table import Table
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console
 from glassformer.files import json_text
+from glassformer.words import spoken, spoken_each
 
 
 def sites(
@@ -50,13 +51,14 @@ def sites(
     if json:
         print(json_text({"model": model, "length": length, "sites": rows}, indent=1))
         return
-    title = f"{model}: {len(rows)} sites" + ("" if length is None else f", {length} tokens")
+    title = spoken("{model}: {n} sites", model=model, n=len(rows))
+    title += "" if length is None else spoken(", {n} tokens", n=length)
     by_head = any(of for *_, of in found)
-    shown = Table("name", "axes", "shape", "lazy", *(["of"] if by_head else []), title=title)
+    shown = Table(*spoken_each("name", "axes", "shape", "lazy"), *([spoken("of")] if by_head else []), title=title)
     for row in rows:
-        shape = " ".join(str(size) for size in row["shape"]) or "one number"
+        shape = " ".join(str(size) for size in row["shape"]) or spoken("one number")
         of = [row["of"]] if by_head else []
-        shown.add_row(row["name"], " ".join(row["axes"]), shape, "lazy" if row["lazy"] else "", *of)
+        shown.add_row(row["name"], " ".join(row["axes"]), shape, spoken("lazy") if row["lazy"] else "", *of)
     Console().print(shown)
 
 

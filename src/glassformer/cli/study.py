@@ -9,6 +9,8 @@ from rich.table import Table
 from glassformer.cli.console import Console
 from glassformer.cli.progress import progress
 from glassformer.errors import AnalysisUnavailable
+from glassformer.files import check_writable
+from glassformer.words import spoken, spoken_each
 
 Action = Literal["list", "run", "report", "verify"]
 SCALES = Literal["smoke", "small", "full"]
@@ -23,6 +25,7 @@ def study(
     folder: Path = Path("runs/studies"),
     anew: bool = False,
     replay: bool = False,
+    html: Path | None = None,
     json: bool = False,
 ) -> None:
     """Check what papers claim, in miniature: list the studies, run some, show what was found.
@@ -41,7 +44,7 @@ def study(
         glassformer study list
         glassformer study run scaled-scores --scale smoke
         glassformer study run scaled-scores my_study.py --jobs 2
-        glassformer study report scaled-scores
+        glassformer study report scaled-scores --html scaled-scores.html
         glassformer study verify scaled-scores
         glassformer study verify --replay scaled-scores rank-collapse
 
@@ -53,10 +56,15 @@ def study(
         folder: Where runs, trained models and reports lie.
         anew: Run again what is there, too.
         replay: With verify: make one run of each report again, and compare.
+        html: With run or report, of one study: write the page of its report, every measure by seed, to this file.
         json: Print JSON.
     """
     from glassformer.study import names
 
+    if html is not None:
+        if action not in ("run", "report") or len(name) != 1:
+            raise AnalysisUnavailable("--html writes the page of one study: glassformer study report NAME --html FILE.")
+        check_writable(html)
     if action == "list":
         _list(json)
         return
@@ -68,7 +76,11 @@ def study(
     if not name:
         raise AnalysisUnavailable(f"study {action} takes the names of studies: {', '.join(names())}; or Python files.")
     for one in name:
-        {"run": _run, "report": _report, "verify": _verify}[action](one, scale, jobs, folder, anew, json)
+        if action == "verify":
+            _verify(one, scale, folder)
+            continue
+        path, report = _run(one, scale, jobs, folder, anew) if action == "run" else _reported(one, scale, folder)
+        _show(path, report, html, json)
 
 
 def _list(json: bool) -> None:
@@ -82,14 +94,15 @@ def _list(json: bool) -> None:
                  "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
         print(json_text(told, indent=1, ascii_only=False))
         return
-    table = Table("study", "question", "claims", "found")
+    table = Table(*spoken_each("study", "question", "claims", "found"))
     table.columns[0].no_wrap = True
     for one in found:
         table.add_row(one.name, one.question, str(len(one.claims)), tallied(shipped(one.name)))
     Console().print(table)
 
 
-def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool) -> tuple[Path, dict[str, Any]]:
+    """Run a study and return its report and the file of that."""
     from glassformer.study import Progress, find, run_study
     from glassformer.study.report import write_report
     from glassformer.study.shelf import read_report
@@ -109,13 +122,11 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool)
         try:
             found = run_study(name, scale, folder=folder, jobs=jobs, report=report, anew=anew)
         except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+            raise KeyboardInterrupt(
+                spoken('what was finished is in "{folder}"; the same command goes on', folder=folder)
+            ) from interrupt
     write_report(found, place.parent)
-    _report(name, scale, jobs, folder, anew, json)
-
-
-def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
-    _show(*_reported(name, scale, folder), json)
+    return _reported(name, scale, folder)
 
 
 def _reported(name: str, scale: str, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -140,36 +151,38 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
 
     from glassformer.files import json_text
     from glassformer.study import names, shipped
-    from glassformer.study.replay import OUTCOMES, replay_reports
+    from glassformer.study.replay import replay_reports
 
     chosen = asked or tuple(name for name in names() if shipped(name) is not None)
     reports = {name: _reported(name, scale, folder)[1] for name in chosen}
-    with progress("replays") as said:
+    with progress(spoken("replays")) as said:
         try:
             found = replay_reports(
                 reports, folder / f"replays-{scale}.json", folder, anew=anew,
                 say=lambda name, done, total: said(done, total, name),
             )  # fmt: skip
         except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+            raise KeyboardInterrupt(
+                spoken('what was finished is in "{folder}"; the same command goes on', folder=folder)
+            ) from interrupt
     stale = [name for name, one in found.items() if one.outcome == "differs"]
     if json:
         print(json_text({name: asdict(one) for name, one in found.items()}, indent=1, ascii_only=False))
     else:
-        table = Table("study", "seconds", "replay")
+        table = Table(*spoken_each("study", "seconds", "replay"))
         for name, one in found.items():
             table.add_row(name, f"{one.seconds:.0f}", one.said())
         console = Console()
         console.print(table)
-        counts = {outcome: sum(one.outcome == outcome for one in found.values()) for outcome in OUTCOMES}
-        console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+        counts = {said: sum(one.outcome == outcome for one in found.values()) for outcome, said in _outcomes().items()}
+        console.print(spoken(", ").join(f"{count} {said}" for said, count in counts.items()), highlight=False)
         if stale:
-            console.print(f"stale: {', '.join(stale)}", highlight=False)
+            console.print(spoken("stale: {studies}", studies=", ".join(stale)), highlight=False)
     if stale:
         raise SystemExit(1)
 
 
-def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+def _verify(name: str, scale: str, folder: Path) -> None:
     from glassformer.study import find, survey, verify
     from glassformer.study.report import document
     from glassformer.study.shelf import read_report
@@ -180,15 +193,28 @@ def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bo
     reported = read_report(_place(folder, study.name, scale), study.name, scale)
     now = {claim["text"]: claim["verdict"] for claim in document(found, reported)["claims"]}
     then = {claim["text"]: claim["verdict"] for claim in (reported or {}).get("claims", [])}
-    table = Table("claim", "reported", "from the runs")
+    table = Table(*spoken_each("claim", "reported", "from the runs"))
     for text, verdict in now.items():
-        table.add_row(text, then.get(text, "not reported"), verdict)
+        table.add_row(text, spoken(then[text]) if text in then else spoken("not reported"), spoken(verdict))
     console = Console()
     console.print(table)
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    console.print(f"{len(states)} runs: {counted}", highlight=False)
+    counted = spoken(", ").join(f"{states.count(state)} {_states()[state]}" for state in dict.fromkeys(states))
+    console.print(spoken("{n} runs: {states}", n=len(states), states=counted), highlight=False)
     if then and any(then.get(text) != verdict for text, verdict in now.items()):
         raise SystemExit(1)
+
+
+def _outcomes() -> dict[str, str]:
+    """Return how replays end, in the language that is spoken."""
+    return {"equal": spoken("equal"), "agrees": spoken("agrees"), "differs": spoken("differs")}
+
+
+def _states() -> dict[str, str]:
+    """Return what becomes of runs, in the language that is spoken."""
+    return {
+        "current": spoken("current"), "outdated": spoken("outdated"), "missing": spoken("missing"),
+        "error": spoken("error"),
+    }  # fmt: skip
 
 
 def _place(folder: Path, name: str, scale: str) -> Path:
@@ -197,26 +223,35 @@ def _place(folder: Path, name: str, scale: str) -> Path:
     return folder / name / scale / REPORT
 
 
-def _show(path: Path, report: dict[str, Any], json: bool) -> None:
+def _show(path: Path, report: dict[str, Any], html: Path | None, json: bool) -> None:
+    """Show a report, and write its page where that was asked for."""
     from rich.markdown import Markdown
 
+    from glassformer.files import write
+    from glassformer.render.page import study_page
     from glassformer.study.kept import kept_text
     from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
     from glassformer.study.shelf import shipped_at, shipped_replays_at
 
+    console = Console()
+    if html is not None:
+        write(html, study_page(report).encode())
     if json:
         print(kept_text(report), end="")
         return
-    console = Console()
     console.print(Markdown(markdown(report)))
     older = outdated(report)
     if older:
-        more = f" and {len(older) - 1} more" if len(older) > 1 else ""
-        console.print(f"of earlier code: {older[0]}{more} changed since", highlight=False)
+        more = spoken(" and {n} more", n=len(older) - 1) if len(older) > 1 else ""
+        console.print(spoken("of earlier code: {name}{more} changed since", name=older[0], more=more), highlight=False)
     known = read_replays(shipped_replays_at()).get(report["study"]) if path == shipped_at(report["study"]) else None
     if known is not None:
-        since = "" if known.is_current(report) else " That code has changed since."
+        since = "" if known.is_current(report) else spoken(" That code has changed since.")
         console.print(f"{known.said()}{since}", highlight=False)
-    page = path.with_suffix(".html")
-    console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)
+    page = path.with_suffix(".html") if html is None else html
+    console.print(spoken("report: {path}", path=page if page.is_file() else path), highlight=False, soft_wrap=True)
+    if not page.is_file():
+        console.print(
+            spoken("As a page: glassformer study report {study} --html FILE", study=report["study"]), highlight=False
+        )

@@ -14,6 +14,7 @@ from glassformer.cli.console import Console
 from glassformer.config import Config
 from glassformer.docstrings import described_in
 from glassformer.errors import ConfigError, nearest
+from glassformer.words import spoken
 
 if TYPE_CHECKING:
     from glassformer.training import TrainConfig, loop
@@ -81,7 +82,7 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
     from glassformer.training import train as run_training
 
     console = Console(stderr=True)
-    columns = ("loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
+    columns = (spoken("loss") + " {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} " + spoken("tokens/s"))
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -102,10 +103,12 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
         bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
         if "heldout_loss" in progress.notes:
             numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
-            bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+            bar.console.print(
+                spoken("step {n}", n=progress.step) + "  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items())
+            )
 
     try:
-        with _notes_on(console), console.status("reading data, measuring the start") as status:
+        with _notes_on(console), console.status(spoken("reading data, measuring the start")) as status:
             run_training(config, folder, measures=MEASURES, report=report, begin_from=begin_from)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(_kept(folder)) from interrupt
@@ -125,7 +128,7 @@ def _notes_on(console: Console) -> Iterator[None]:
             if str(message) in shown:
                 return
             shown.add(str(message))
-            console.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+            console.print(spoken("note: {words}", words=message), highlight=False, markup=False, soft_wrap=True)
         else:
             usual(message, category, *place, **more)
 
@@ -141,7 +144,9 @@ def _kept(folder: Path) -> str:
     from glassformer.checkpoints import run_steps
 
     steps = run_steps.steps(folder)
-    return f"kept at step {steps[-1]}; the same command goes on" if steps else "before anything was kept"
+    if not steps:
+        return spoken("before anything was kept")
+    return spoken("kept at step {n}; the same command goes on", n=steps[-1])
 
 
 def _reached(config: "TrainConfig", folder: Path) -> str:
@@ -151,12 +156,15 @@ def _reached(config: "TrainConfig", folder: Path) -> str:
 
     last = read_metrics(folder)[-1]
     loss = last.get("heldout_loss")
-    measured = "" if loss is None else f", held-out loss {loss:.4g} nats (on {last['heldout_on']})"
-    place = run_steps.at(folder, last["step"])
-    return (
-        f"done: {folder}, step {last['step']} of {config.steps}{measured}\n"
-        f"model: {place}; load it with glassformer.load({str(folder)!r})"
+    measured = (
+        ""
+        if loss is None
+        else spoken(", held-out loss {loss:.4g} nats (on {what})", loss=loss, what=last["heldout_on"])
     )
+    place = run_steps.at(folder, last["step"])
+    done = spoken("done: {folder}, step {n} of {all}", folder=folder, n=last["step"], all=config.steps)
+    where = spoken("model: {place}; load it with glassformer.load({folder!r})", place=place, folder=str(folder))
+    return f"{done}{measured}\n{where}"
 
 
 def _recipe(name: str) -> "TrainConfig":

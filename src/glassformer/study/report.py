@@ -25,6 +25,7 @@ from glassformer.study.engine import Found
 from glassformer.study.kept import keep
 from glassformer.study.records import Record
 from glassformer.study.shelf import FORMAT, REPORT, VERSION, read_report
+from glassformer.words import spoken, spoken_each
 
 MARKDOWN, PAGE = "report.md", "report.html"
 
@@ -85,35 +86,48 @@ def tallied(report: Mapping[str, Any] | None) -> str:
     if report is None:
         return ""
     ended = [claim["verdict"] for claim in report["claims"]]
-    words = {"holds": "hold", "fails": "fail"}
-    return ", ".join(f"{ended.count(one)} {words.get(one, one)}" for one in VERDICTS if one in ended)
+    said = {
+        "holds": spoken("{n} hold", n=ended.count("holds")),
+        "fails": spoken("{n} fail", n=ended.count("fails")),
+        "undecided": spoken("{n} undecided", n=ended.count("undecided")),
+        "not defined": spoken("{n} not defined", n=ended.count("not defined")),
+    }
+    return spoken(", ").join(said[one] for one in VERDICTS if one in ended)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """Return a report for people."""
     claims = [
         (
-            claim["text"], claim["quantity"], claim["expected"], found_in_words(claim), f"**{claim['verdict']}**",
+            claim["text"], claim["quantity"], claim["expected"], found_in_words(claim),
+            f"**{spoken(claim['verdict'])}**",
         )
         for claim in report["claims"]
     ]  # fmt: skip
     notes = [f"- {claim['text']}: {claim['why']}." for claim in report["claims"] if claim["why"]]
     notes += [
-        f"- {claim['text']}: expected was first {', then '.join(e['expected'] for e in claim['earlier'])}, and after "
-        f"results {claim['expected']}."
+        "- "
+        + spoken(
+            "{claim}: expected was first {earlier}, and after results {expected}.",
+            claim=claim["text"],
+            earlier=spoken(", then ").join(e["expected"] for e in claim["earlier"]),
+            expected=claim["expected"],
+        )
         for claim in report["claims"]
         if claim["earlier"]
     ]
     machine = "; ".join(", ".join(one.values()) for one in report["machines"])
     parts = [
-        f"# {report['study']}\n\n{report['question']}\n\nPaper: {report['paper']}",
-        f"Scale {report['scale']}: {size_of(report)}, {_spoken(report['seconds'])} on one thread ({machine}).",
-        "## Claims\n\n" + _table(("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
+        f"# {report['study']}\n\n{report['question']}\n\n{spoken('Paper: {paper}', paper=report['paper'])}",
+        spoken("Scale {scale}: {size}, {time} on one thread ({machine}).", scale=report["scale"], size=size_of(report),
+               time=_spoken(report["seconds"]), machine=machine),
+        f"## {spoken('Claims')}\n\n"
+        + _table(spoken_each("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
         *(["\n".join(notes)] if notes else []),
-        *(["## What differs from the paper\n\n" + "\n".join(f"- {one}" for one in report["differs"])]
+        *([f"## {spoken('What differs from the paper')}\n\n" + "\n".join(f"- {one}" for one in report["differs"])]
           if report["differs"] else []),
-        "## Measures\n\n" + "\n".join(map(_said_of_measure, report["measures"])),
-        "## Runs\n\n" + _runs(report),
+        f"## {spoken('Measures')}\n\n" + "\n".join(map(_said_of_measure, report["measures"])),
+        f"## {spoken('Runs')}\n\n" + _runs(report),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -159,8 +173,8 @@ def _run(run: Record) -> dict[str, Any]:
 
 
 def _said_of_measure(measure: Mapping[str, str]) -> str:
-    unit = f", in {measure['unit']}" if measure["unit"] else ""
-    about = measure["about"] or "no description"
+    unit = spoken(", in {unit}", unit=measure["unit"]) if measure["unit"] else ""
+    about = measure["about"] or spoken("no description")
     by = f" By `{measure['analysis']}`: {measure['question']} {measure['source']}" if "analysis" in measure else ""
     return f"- `{measure['name']}`: {about}{unit}.{by}"
 
@@ -175,7 +189,7 @@ def _runs(report: Mapping[str, Any]) -> str:
         found = [[run["measures"].get(name) for run in runs] for name in names]
         said = [_mean(values) for values in found]
         rows.append((*(str(point[axis]) for axis in axes), *said, str(sum(bool(run["error"]) for run in runs) or "")))
-    return _table((*axes, *names, "errors"), rows)
+    return _table((*axes, *names, spoken("errors")), rows)
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -206,8 +220,12 @@ def found_in_words(claim: Mapping[str, Any]) -> str:
 
 def size_of(report: Mapping[str, Any]) -> str:
     """Return how much ran, `12 runs, 3 seeds`."""
-    sizes = ((len(report["runs"]), "run"), (report["seeds"], "seed"))
-    return ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in sizes)
+    runs, seeds = len(report["runs"]), report["seeds"]
+    said = (
+        spoken("1 run" if runs == 1 else "{n} runs", n=runs),
+        spoken("1 seed" if seeds == 1 else "{n} seeds", n=seeds),
+    )
+    return spoken(", ").join(said)
 
 
 def _number(value: float) -> float | None:

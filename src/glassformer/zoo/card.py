@@ -10,6 +10,7 @@ from typing import Any
 from glassformer import checkpoints, files
 from glassformer.errors import UnknownModel, nearest
 from glassformer.files import json_text
+from glassformer.words import spoken
 
 
 @dataclass(frozen=True)
@@ -65,30 +66,45 @@ class ModelCard:
         rows = [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in self.figures.items()]
         minutes = self.seconds / 60
         fence = "````"
+        told = [
+            spoken("recipe: `{recipe}`", recipe=self.recipe),
+            spoken("parameters: {n:,}", n=self.parameters),
+            spoken("context: {n:,} tokens, trained on {trained:,}", n=self.max_len, trained=self.trained_length),
+            spoken(
+                "training: {steps:,} steps, {tokens:,} target tokens, {minutes:.0f} minutes on {threads} CPU thread(s) "
+                "of a shared machine",
+                steps=self.steps, tokens=self.tokens, minutes=minutes, threads=self.threads,
+            ),
+            spoken("made up: {what}", what=said_of_synthetic(self.synthetic)),
+            spoken("weights: {dtype} safetensors; licence {licence}", dtype=self.dtype, licence=self.licence),
+            spoken("versions: {versions}", versions=", ".join(f"{k} {v}" for k, v in self.versions.items())),
+        ]  # fmt: skip
         parts = [
             f"# {self.name}\n\n{self.about}",
-            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n"
-            f"- context: {self.max_len:,} tokens, trained on {self.trained_length:,}\n"
-            f"- training: {self.steps:,} steps, "
-            f"{self.tokens:,} target tokens, {minutes:.0f} minutes on {self.threads} CPU "
-            "thread(s) of a shared machine\n"
-            f"- made up: {said_of_synthetic(self.synthetic)}\n"
-            f"- weights: {self.dtype} safetensors; licence {self.licence}\n"
-            f"- versions: {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
-            "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),
+            "\n".join(f"- {line}" for line in told),
+            f"## {spoken('Figures')}\n\n{spoken('| figure | value |')}\n|---|---|\n" + "\n".join(rows),
             *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
-            *(["## Circuits\n\n" + "\n".join(f"- {line}" for line in self.findings)] if self.findings else []),
-            f"## Data\n\n{fence}json\n{json_text(self.data, indent=1, ascii_only=False)}\n{fence}",
+            *(
+                [f"## {spoken('Circuits')}\n\n" + "\n".join(f"- {line}" for line in self.findings)]
+                if self.findings
+                else []
+            ),
+            f"## {spoken('Data')}\n\n{fence}json\n{json_text(self.data, indent=1, ascii_only=False)}\n{fence}",
         ]
         if self.samples:
-            parts.append("## Samples\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples))
+            parts.append(
+                f"## {spoken('Samples')}\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples)
+            )
         return "\n\n".join(parts) + "\n"
 
 
 def said_of_synthetic(shares: Mapping[str, float]) -> str:
     """Return in words what of a training batch was made up."""
-    said = [f"{100 * share:.3g} % of the rows of every training batch: {about}" for about, share in shares.items()]
-    return "; ".join(said) or "nothing, every row is text that somebody wrote"
+    said = [
+        spoken("{share:.3g} % of the rows of every training batch: {about}", share=100 * share, about=about)
+        for about, share in shares.items()
+    ]
+    return "; ".join(said) or spoken("nothing, every row is text that somebody wrote")
 
 
 def write_card(card: ModelCard, folder: Path) -> None:

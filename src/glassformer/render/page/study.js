@@ -144,7 +144,7 @@ function header() {
 
 frame(header(), [
   [spoken("Claims"), section("claims", spoken("What was claimed"), spoken("Each claim was given a range of numbers before the first full run (shaded). It holds if the 95 % interval over seeds (line) lies inside, fails if it lies outside, and is undecided otherwise. A point is one seed."),
-    el("div", { class: "stack" }, data.claims.map(claimCard)))],
+    el("div", { class: "charts" }, data.claims.map(claimCard)))],
   [spoken("Measures"), section("measures", spoken("What was measured"), spoken("Every measure over the grid of cases: a point for each seed, lines and ticks for their means."),
     el("div", { class: "charts" }, data.measures.map(measureChart)), runTable())],
   data.differs.length ? [spoken("What differs"), section("differs", spoken("What differs from the paper"), spoken("What was done otherwise, and so limits what a verdict here says of the paper."),
