@@ -80,6 +80,8 @@ Natural = Annotated[int, Within(0, LARGEST)]
 Count = Annotated[int, Within(1, LARGEST)]
 Several = Annotated[Sequence[T], _Some()]
 Counts = Annotated[tuple[Count, ...], _Some()]
+# how many different ones there are of what a vocabulary has a token for, or a row may hold
+Kinds = Annotated[int, Within(1, 2**20)]
 # how much of something there is, of whatever size, finite, or more than nothing
 Amount = Annotated[float, Within(0)]
 FiniteAmount = Annotated[float, Within(0, sys.float_info.max)]

@@ -53,6 +53,9 @@ class Config:
     def __post_init__(self) -> None:
         _check_bounds(self)
 
+    def check_sizes(self) -> None:
+        """Raise `ConfigError` for sizes that no member of a family may have; it comes before what a member checks."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; members of a family carry their `kind`."""
         head, fields = {"kind": self.kind} if self.kind else {}, dataclasses.fields(typing.cast(Any, self))
@@ -125,11 +128,12 @@ def _bounded(relations: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _check_bounds(config: Config) -> None:
-    """Raise `ConfigError` for a field whose annotation bounds numbers, and is none of them."""
+    """Raise `ConfigError` for a field that is none of the numbers its annotation bounds, and for sizes of a family."""
     for name, hint in _bounded_fields(type(config)).items():
         if not fits(value := getattr(config, name), hint):
             who = config.kind or type(config).__name__
             raise ConfigError(f"{who}: {name} {refusal(value, hint)}, found {_short(value)}.")
+    config.check_sizes()
 
 
 @cache

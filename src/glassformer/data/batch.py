@@ -15,11 +15,14 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from glassformer.config import Config
+from glassformer.arguments import Count, fits, refusal
+from glassformer.config import Config, require
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError, TokenOutOfRange, nearest
 
 Split = Literal["train", "heldout"]
+# in a batch; the largest that language models were trained on have some sixty million
+MOST_TOKENS = 1 << 28
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
@@ -104,6 +107,18 @@ class DataConfig(Config, family=True):
     batch_size: int
     length: int
     seed: int
+
+    def check_sizes(self) -> None:
+        for name in ("batch_size", "length"):
+            value = getattr(self, name)
+            require(fits(value, Count), f"{self.kind}: {name} {refusal(value, Count)}, found {str(value)[:60]}.")
+        tokens, least = self.batch_size * self.length, {"batch_size": self.length, "length": self.batch_size}
+        smaller = [f"{name}={MOST_TOKENS // other:,}" for name, other in least.items() if other <= MOST_TOKENS]
+        require(
+            tokens <= MOST_TOKENS,
+            f"{self.kind}: a batch of batch_size={self.batch_size:,} rows of length={self.length:,} has {tokens:,} "
+            f"tokens, and {MOST_TOKENS:,} are the most there may be. {' or '.join(smaller)} would do.",
+        )
 
     def build(self, tokenizer: Tokenizer | None = None) -> Data:
         """Read or prepare the data; without a tokenizer, one that fits is built."""

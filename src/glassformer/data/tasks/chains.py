@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.arguments import Count, Kinds
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
 from glassformer.data.tasks.one_head import ranked_loss
@@ -30,8 +31,8 @@ class Markov(TaskConfig, kind="markov"):
     batch_size: int = 16
     length: int = 64
     seed: int = 0
-    order: int = 1
-    n_symbols: int = 16
+    order: Count = 1
+    n_symbols: Kinds = 16
     sharpness: float = 2.0
 
     def __post_init__(self) -> None:
@@ -85,8 +86,8 @@ class ZipfMarkov(TaskConfig, kind="zipf-markov"):
     batch_size: int = 32
     length: int = 32
     seed: int = 0
-    n_words: int = 2000
-    n_classes: int = 8
+    n_words: Kinds = 2000
+    n_classes: Kinds = 8
     sharpness: float = 1.0
 
     def __post_init__(self) -> None:
@@ -136,16 +137,18 @@ class SkipTrigram(TaskConfig, kind="skip-trigram"):
     batch_size: int = 16
     length: int = 32
     seed: int = 0
-    n_sources: int = 8
-    n_destinations: int = 8
-    n_answers: int = 16
-    n_noise: int = 16
-    n_questions: int = 3
+    n_sources: Kinds = 8
+    n_destinations: Kinds = 8
+    n_answers: Kinds = 16
+    n_noise: Kinds = 16
+    n_questions: Count = 3
 
     def __post_init__(self) -> None:
         check_shape(self, least=4)
         sizes = (self.n_sources, self.n_destinations, self.n_answers, self.n_noise, self.n_questions)
         require(min(sizes) >= 1, "n_sources, n_destinations, n_answers, n_noise and n_questions must be at least 1.")
+        size = self.n_sources * self.n_destinations
+        require(size <= _LARGEST_TABLE, f"n_sources * n_destinations = {size} pairs; at most {_LARGEST_TABLE}.")
         require(
             self.n_questions <= self._slots(),
             f"n_questions={self.n_questions}, but length={self.length} has room for {self._slots()}.",

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Kinds, Natural
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape
@@ -60,8 +61,8 @@ class DirichletMarkov(TaskConfig, kind="dirichlet-markov"):
     batch_size: int = 16
     length: int = 64
     seed: int = 0
-    order: int = 1
-    n_symbols: int = 8
+    order: Natural = 1
+    n_symbols: Kinds = 8
     alpha: float = 0.5
 
     def __post_init__(self) -> None:

@@ -9,12 +9,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from glassformer.arguments import Count, Kinds
 from glassformer.config import require
 from glassformer.data.batch import Split, is_heldout
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape, last_position
 from glassformer.errors import DataError
 
 _BOS, _EOS, _EQUALS = 0, 1, 2
+_LARGEST_MODULUS = 1 << 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Copy(TaskConfig, kind="copy"):
     batch_size: int = 16
     length: int = 32
     seed: int = 0
-    n_symbols: int = 16
+    n_symbols: Kinds = 16
 
     def __post_init__(self) -> None:
         _check_payload(self, self.n_symbols)
@@ -51,7 +53,7 @@ class Reverse(TaskConfig, kind="reverse"):
     batch_size: int = 16
     length: int = 32
     seed: int = 0
-    n_symbols: int = 16
+    n_symbols: Kinds = 16
 
     def __post_init__(self) -> None:
         _check_payload(self, self.n_symbols)
@@ -75,13 +77,13 @@ class ModularAddition(TaskConfig, kind="modular-addition"):
     batch_size: int = 16
     length: int = 5
     seed: int = 0
-    modulus: int = 97
+    modulus: Count = 97
     heldout: float = 0.3
 
     def __post_init__(self) -> None:
         check_shape(self, least=5)
         require(self.length % 5 == 0, f"length={self.length} is not a multiple of 5, the length of one sum.")
-        require(self.modulus >= 2, f"modulus={self.modulus} is not at least 2.")
+        _check_modulus(self.modulus)
         require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
 
     def symbols(self) -> list[str]:
@@ -111,13 +113,13 @@ class ModularSum(TaskConfig, kind="modular-sum"):
     batch_size: int = 64
     length: int = 3
     seed: int = 0
-    modulus: int = 97
+    modulus: Count = 97
     heldout: float = 0.3
 
     def __post_init__(self) -> None:
         check_shape(self, least=3)
         require(self.length == 3, f"length={self.length}, and a sum is 3 tokens long: a b =.")
-        require(self.modulus >= 2, f"modulus={self.modulus} is not at least 2.")
+        _check_modulus(self.modulus)
         require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
 
     def symbols(self) -> list[str]:
@@ -148,9 +150,9 @@ class Recall(TaskConfig, kind="recall"):
     batch_size: int = 16
     length: int = 64
     seed: int = 0
-    n_pairs: int = 8
-    n_keys: int = 32
-    n_values: int = 32
+    n_pairs: Count = 8
+    n_keys: Kinds = 32
+    n_values: Kinds = 32
 
     def __post_init__(self) -> None:
         check_shape(self)
@@ -193,10 +195,10 @@ class Needle(TaskConfig, kind="needle"):
     length: int = 128
     seed: int = 0
     depth: float | None = None
-    n_values: int = 16
-    n_noise: int = 32
-    n_needles: int = 1
-    n_names: int = 1
+    n_values: Kinds = 16
+    n_noise: Kinds = 32
+    n_needles: Count = 1
+    n_names: Kinds = 1
 
     def __post_init__(self) -> None:
         check_shape(self, least=4)
@@ -251,7 +253,7 @@ class Brackets(TaskConfig, kind="brackets"):
     batch_size: int = 16
     length: int = 32
     seed: int = 0
-    n_kinds: int = 2
+    n_kinds: Count = 2
 
     def __post_init__(self) -> None:
         check_shape(self, least=4)
@@ -307,6 +309,11 @@ def is_balanced(string: list[int], n_kinds: int) -> bool:
         elif not open_kinds or open_kinds.pop() != symbol - n_kinds:
             return False
     return not open_kinds
+
+
+def _check_modulus(modulus: int) -> None:
+    # all pairs of numbers are listed
+    require(2 <= modulus <= _LARGEST_MODULUS, f"modulus={modulus} is not in 2 to {_LARGEST_MODULUS:,}.")
 
 
 def _check_payload(config: Copy | Reverse, n_symbols: int) -> None:

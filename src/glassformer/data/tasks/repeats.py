@@ -8,6 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from glassformer.arguments import Kinds
 from glassformer.config import require
 from glassformer.data.batch import Split
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape, last_position
@@ -29,8 +30,8 @@ class Repeat(TaskConfig, kind="repeat"):
     batch_size: int = 16
     length: int = 128
     seed: int = 0
-    unit_min: int = 12
-    unit_max: int = 60
+    unit_min: Kinds = 12
+    unit_max: Kinds = 60
     bos: bool = True
     vocab_size: int | None = None
 

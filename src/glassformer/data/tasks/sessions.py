@@ -18,11 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Kinds
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape, last_position
 
 _BOS, _NEXT, _FIRST_ITEM = 0, 1, 2
+_LARGEST_TABLE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Sessions(TaskConfig, kind="sessions"):
     batch_size: int = 64
     length: int = 12
     seed: int = 0
-    n_items: int = 16
-    n_referrers: int = 16
+    n_items: Kinds = 16
+    n_referrers: Kinds = 16
     sharpness: float = 2.0
 
     def __post_init__(self) -> None:
@@ -53,6 +55,10 @@ class Sessions(TaskConfig, kind="sessions"):
             self.n_visits <= most,
             f"length={self.length} has {self.n_visits} visits, but n_items={self.n_items} and "
             f"n_referrers={self.n_referrers} suffice for {most}.",
+        )
+        require(
+            self.n_items**3 <= _LARGEST_TABLE,
+            f"n_items^3 = {self.n_items**3:,} transitions; at most {_LARGEST_TABLE:,}.",
         )
         require(0 <= self.sharpness < math.inf, f"sharpness must be a finite number >= 0, found {self.sharpness}.")
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from glassformer.arguments import Count, Kinds, Natural
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape
@@ -50,12 +51,12 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
     batch_size: int = 16
     length: int = 96
     seed: int = 0
-    letters: int = 2
-    alphabet: int = 32
-    words: int = 1024
-    withheld: int = 256
-    new_letters: int = 0
-    per_row: int = 16
+    letters: Count = 2
+    alphabet: Kinds = 32
+    words: Kinds = 1024
+    withheld: Count = 256
+    new_letters: Natural = 0
+    per_row: Count = 16
 
     def __post_init__(self) -> None:
         check_shape(self, least=2 * self.letters)

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
+from glassformer.arguments import Count, Kinds
 from glassformer.config import require
 from glassformer.data.batch import SPLITS, Batch, DataConfig, Split, check_split, generator, next_token_batch
 from glassformer.data.text.overlap import NEAR_COPY, RUN, Runs, near_copies
@@ -56,11 +57,11 @@ class TextConfig(DataConfig, kind="text"):
     crop: Literal["random", "cut"] = "random"
     begin: float = 0.0
     row_bos: bool = False
-    vocab_size: int = 1024
+    vocab_size: Kinds = 1024
     apart_from: "TextConfig | None" = None
     distinct: bool = False
     streaming: bool = False
-    shuffle_buffer: int = 1024
+    shuffle_buffer: Count = 1024
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.config import require
-from glassformer.data.batch import Batch, DataConfig, Split, check_split, generator
+from glassformer.data.batch import MOST_TOKENS, Batch, DataConfig, Split, check_split, generator
 from glassformer.data.text.corpus import Stream, TextConfig, TextData, pack
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
@@ -54,10 +55,10 @@ class Planted(DataConfig, kind="planted"):
     seed: int = 0
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
     counts: tuple[int, ...] = (0, 4, 16, 32, 64, 128, 256)
-    per_count: int = 16
-    prefix: int = 16
-    suffix: int = 16
-    over: int = 1000
+    per_count: Count = 16
+    prefix: Count = 16
+    suffix: Count = 16
+    over: Count = 1000
     made_of: Literal["text", "tokens"] = "text"
 
     def __post_init__(self) -> None:
@@ -68,6 +69,10 @@ class Planted(DataConfig, kind="planted"):
         require(len(set(self.counts)) == len(self.counts), f"counts={self.counts} holds one twice.")
         least = self.prefix + self.suffix
         require(self.length >= least, f"length={self.length} has no room for prefix + suffix = {least} tokens.")
+        require(
+            1 <= self.over <= MOST_TOKENS // self.batch_size,
+            f"over={self.over:,} batches of {self.batch_size:,} rows: from 1 to {MOST_TOKENS // self.batch_size:,} do.",
+        )
         shown, room = sum(self.counts) * self.per_count, self.over * self.batch_size
         require(shown <= room, f"{shown} rows are planted, but {self.over} batches have {room}: raise over.")
         require(not self.text.streaming, "planted: text must be kept in memory; set text.streaming=false.")

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from glassformer.arguments import Kinds
 from glassformer.config import require
 from glassformer.data.batch import Batch, DataConfig, Split, check_split, generator, next_token_batch
 from glassformer.data.text.corpus import TextConfig, TextData
@@ -37,8 +38,8 @@ class RepeatedText(DataConfig, kind="repeated_text"):
     length: int = 128
     seed: int = 0
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
-    unit_min: int = 12
-    unit_max: int = 60
+    unit_min: Kinds = 12
+    unit_max: Kinds = 60
     bos: bool = False
 
     def __post_init__(self) -> None:
