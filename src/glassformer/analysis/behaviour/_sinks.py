@@ -20,7 +20,7 @@ Sink Emerges in Language Models".
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
+from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.analysis.heads.roles import Head, drawable, heads
 from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
@@ -41,6 +42,7 @@ from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import readable
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
+DRAWS = 2  # of weights, whose heads are taken together
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
 
 
@@ -56,8 +58,10 @@ class AttentionSinks(Result):
             Of signed weights the mass is a share of sizes, and what is written goes by the sizes themselves; of a head
             with two maps, keys are both side by side and scores are their mean.
         missing: Mean mass that rows lack to one, by `head`: what a learned sink has; 0 where there is none.
-        sink_rate: Share of heads whose mass, and what their rows lack, is more than `above`.
+        sink_rate: Share of heads whose mass, and what their rows lack, is more than `above` and `chance`.
         above: Mass from which a head counts into the sink rate.
+        chance: Mass that heads hardly ever reach here with weights drawn anew (entries of each tensor shuffled): their
+            mean and four deviations. NaN where the weights are not in memory.
         loss: Mean in nats of the tokens from the third on, `condition`; `as it is` first.
         loss_change: Less that of `as it is`, `condition`.
         spread: Standard error of the change over rows; NaN with one row.
@@ -74,6 +78,7 @@ class AttentionSinks(Result):
     missing: Labelled
     sink_rate: float
     above: float
+    chance: float
     loss: Labelled
     loss_change: Labelled
     spread: Labelled
@@ -150,12 +155,14 @@ def attention_sinks(
     spread = change.std(1) / math.sqrt(n) if n > 1 else change.mean(1) * math.nan
     over = (("condition",), {"condition": conditions})
     labels = [head.label for head in known]
+    chance = _chance(model, paths, groups)
     by_head, missing = by_head[:, :-1], by_head[:, -1]
     return AttentionSinks(
         measures=Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
         missing=Labelled(missing, ("head",), {"head": labels}),
-        sink_rate=float((by_head[:, 0] + missing > above).double().mean()),
+        sink_rate=float((by_head[:, 0] + missing > max(above, chance)).double().mean()),
         above=above,
+        chance=chance,
         loss=Labelled(rows.mean(1), *over),
         loss_change=Labelled(change.mean(1), *over),
         spread=Labelled(spread, *over),
@@ -186,6 +193,21 @@ def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
             f"{kinds}, where no weight has to rest anywhere.\n    head_roles(run) reads the first token's signed mass."
         )
     return known, left_out
+
+
+def _chance(model: ModelLike, paths: list[str], groups: Sequence[Int[Tensor, "row pos"]]) -> float:
+    """Return the mass on the first token, and what rows lack, that heads with weights drawn anew hardly ever reach."""
+    try:
+        copies = [drawn_anew(model, seed) for seed in range(DRAWS)]
+    except AnalysisUnavailable:
+        return math.nan
+    found = list[Tensor]()
+    for one in copies:
+        with evaluating(one):
+            by_head = torch.cat([_measure(one, paths, ids) for ids in groups]).mean(0)
+        found.append(by_head[:, 0] + by_head[:, -1])
+    masses = torch.cat(found)
+    return float(masses.mean() + 4 * masses.std())
 
 
 def _layer(model: ModelLike, path: str) -> AttentionLayer:

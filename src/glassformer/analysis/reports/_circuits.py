@@ -18,6 +18,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.causal import Ablation, ablate, ablate_each
+from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.analysis.from_weights import (
     Composition,
     Copying,
@@ -33,7 +34,7 @@ from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens,
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
-from glassformer.analysis.reports._circuits_findings import doubts, findings, induction_heads, verdict
+from glassformer.analysis.reports._circuits_findings import copies_from, doubts, findings, induction_heads, verdict
 from glassformer.analysis.reports.circuits_document import (
     Circuits,
     EdgeFacts,
@@ -63,8 +64,6 @@ T = TypeVar("T")
 
 NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
 ANALYSES = 11  # that are asked, one after the other
-# of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
-WIRED = 0.5
 
 
 @question("Which circuits is the model made of?", of="weights")
@@ -124,13 +123,14 @@ def circuits(
     facts = _heads(model, seed, repeats, copied, placed, read, scored, measured, wired, removed)
     together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
+    trigrams, chance = asked("skip-trigrams", lambda: _trigrams(model, w, tokens, k, seed)) or ((), 0.0)
     found = Circuits(
         model=model_facts(model),
         findings=(),
         heads=facts,
         edges=() if composed is None else _edges(composed, 3 * k),
-        induction=() if wired is None else _induction(wired, facts, k),
-        trigrams=asked("skip-trigrams", lambda: _trigrams(w, tokens, k)) or (),
+        induction=() if wired is None else _induction(wired, facts, k, copied),
+        trigrams=trigrams,
         eigenvalues=() if copied is None else _spectra(copied),
         pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
         importance=() if terms is None else _orders(terms),
@@ -140,7 +140,7 @@ def circuits(
         together=_together(model, together, rows) if removed is not None and len(together) > 1 else None,
         unavailable=tuple(asked.unavailable),
     )
-    return found.replace(findings=findings(found))
+    return found.replace(findings=findings(found, chance))
 
 
 class _Asked:
@@ -210,8 +210,16 @@ def _heads(
             ablation_loss_spread=_at(removed and removed.loss_change_spread, head.label, "heads"),
             ablation_icl=_at(removed and removed.icl_change, head.label, "heads"),
         )  # fmt: skip
-        found.append(dataclasses.replace(facts, verdict=verdict(facts), doubts=doubts(facts)))
+        copies = copies_from(None if copied is None else _size(copied, head.label))
+        found.append(dataclasses.replace(facts, verdict=verdict(facts, copies), doubts=doubts(facts, copies)))
     return tuple(found)
+
+
+def _size(copied: Copying, head: str) -> int | None:
+    """Return how many eigenvalues a head's circuit has; None if it has no circuit."""
+    if head not in copied.eigenvalues.labels("head"):
+        return None
+    return int(copied.eigenvalues.select(head=head).values.abs().isfinite().sum())
 
 
 def _by_pattern(found: HeadScores) -> dict[str, dict[str, float]]:
@@ -256,7 +264,10 @@ def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
     return tuple(edges)
 
 
-def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) -> tuple[InductionFacts, ...]:
+def _induction(
+    wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int, copied: Copying | None
+) -> tuple[InductionFacts, ...]:
+    least = {head.label: copies_from(None if copied is None else _size(copied, head.label)) for head in heads}
     seen = {head.label: head.roles for head in heads}
     return tuple(
         InductionFacts(
@@ -270,7 +281,7 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
             role_seen=seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
             prefix_matching=seen[c.later].get("prefix_matching"),
         )
-        for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= WIRED][:k]
+        for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= least[c.later]][:k]
     )
 
 
@@ -279,7 +290,19 @@ def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) ->
     return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
 
 
-def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
+def _trigrams(model: Model, w: HeadWeights, tokens: Any, k: int, seed: int) -> tuple[tuple[TrigramFacts, ...], float]:
+    """Return the rules of the first layer's heads, and what the largest adds with weights drawn anew.
+
+    None where the largest of the model adds no more than twice that: the largest of very many vary little.
+    """
+    found = _rules(w, tokens, k)
+    chance = max(
+        (rule.score for rule in _rules(weights.of(drawn_anew(model, seed), fold=True), tokens, 1)), default=0.0
+    )
+    return (found if found and found[0].score > 2 * chance else ()), chance
+
+
+def _rules(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
     first = [label for layer in w.of_stack() if layer.layer == 0 for label in layer.labels]
     if not first:
         raise AnalysisUnavailable("skip-trigrams are rules of single heads of the first layer, which has no attention.")

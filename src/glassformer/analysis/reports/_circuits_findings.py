@@ -3,6 +3,7 @@
 A score names a head from a threshold on that is a habit of the field, not a law; the number stands beside the name.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from glassformer.analysis.heads.roles import NAMED
@@ -22,7 +23,16 @@ ROLE_WORDS = {
 PORTS = {"K": sentence("keys"), "Q": sentence("queries"), "V": sentence("values")}
 
 
-def verdict(head: HeadCircuits) -> tuple[Sentence, ...]:
+def copies_from(n: int | None) -> float:
+    """Return the eigenvalue ratio from which a circuit of n eigenvalues copies: one that chance hardly ever makes.
+
+    Eigenvalues of random matrices fill a disc around zero. Their sum has a deviation of 1.5 / n of the sum of their
+    sizes; four of these are chance's.
+    """
+    return COPIES if n is None else max(COPIES, 6 / max(n, 1))
+
+
+def verdict(head: HeadCircuits, copies: float) -> tuple[Sentence, ...]:
     """Say what a head was seen to do, and what its weights say of it."""
     said: list[Sentence] = []
     for role, words in ROLE_WORDS.items():
@@ -38,16 +48,16 @@ def verdict(head: HeadCircuits) -> tuple[Sentence, ...]:
                 "copies: it raises the token it attends to {times:.1f} times as much as the average token, measured; "
                 "{weights}",
                 times=head.copying_measured,
-                weights=weights if ratio >= COPIES else sentence("eigenvalues do not show it"),
+                weights=weights if ratio >= copies else sentence("eigenvalues do not show it"),
             )
         )
     return tuple(said)
 
 
-def doubts(head: HeadCircuits) -> tuple[Sentence, ...]:
+def doubts(head: HeadCircuits, copies: float) -> tuple[Sentence, ...]:
     """Say what a head's weights would let it do that it was not seen to do."""
     ratio, where = _ratio(head)
-    if ratio < COPIES or head.copying_measured is None or head.copying_measured >= RAISES:
+    if ratio < copies or head.copying_measured is None or head.copying_measured >= RAISES:
         return ()
     rests = head.roles.get("first_token", 0.0) >= NAMED
     return (
@@ -81,9 +91,10 @@ def induction_heads(heads: Sequence[HeadCircuits]) -> list[HeadCircuits]:
     return sorted(scored, key=lambda head: -head.roles["prefix_matching"])
 
 
-def findings(report: Circuits) -> tuple[Sentence, ...]:
-    """Return the main results in sentences."""
-    parts = (_induction, _compositions, _copying, _trigrams, _importance)
+def findings(report: Circuits, chance: float) -> tuple[Sentence, ...]:
+    """Return the main results in sentences; `chance` is what the largest skip-trigram adds with weights drawn anew."""
+    trigrams = functools.partial(_trigrams, chance=chance)
+    parts = (_induction, _compositions, _copying, trigrams, _importance)
     return tuple(line for part in parts for line in part(report))
 
 
@@ -204,14 +215,14 @@ def _chance(report: Circuits) -> str:
     return least if least == most else sentence("{least} to {most}", least=least, most=most)
 
 
-def _trigrams(report: Circuits) -> Iterator[Sentence]:
+def _trigrams(report: Circuits, chance: float) -> Iterator[Sentence]:
     rule = next(iter(report.trigrams), None)
     if rule is not None:
         yield sentence(
             "Strongest skip-trigram: {source!r} … {destination!r} -> {out!r} by {head} (attention {attention:.2f}, "
-            "{effect:+.1f} logits).",
-            source=rule.source, destination=rule.destination, out=rule.out, head=rule.head, attention=rule.attention,
-            effect=rule.effect,
+            "{effect:+.1f} logits); with weights drawn anew the largest adds {chance:.2f}.",
+            chance=chance, source=rule.source, destination=rule.destination, out=rule.out, head=rule.head,
+            attention=rule.attention, effect=rule.effect,
         )  # fmt: skip
 
 
@@ -219,8 +230,9 @@ def _copying(report: Circuits) -> Iterator[Sentence]:
     known = [h for h in report.heads if h.copying is not None]
     if not known:
         return
-    direct = [h for h in known if (h.copying or 0.0) >= COPIES]
-    behind = [h for h in known if h not in direct and (h.copying_through or 0.0) >= COPIES]
+    least = {spectrum.label: copies_from(len(spectrum.values)) for spectrum in report.eigenvalues}
+    direct = [h for h in known if (h.copying or 0.0) >= least.get(h.label, COPIES)]
+    behind = [h for h in known if h not in direct and (h.copying_through or 0.0) >= least.get(h.label, COPIES)]
     text = sentence(
         "{n} of {all} heads copy tokens by the eigenvalues of their own circuit", n=len(direct), all=len(known)
     )

@@ -334,9 +334,12 @@ function sinks() {
     return shaded(el("td", { class: "number", title: spoken("{head}: {mass} of its attention, {moved} of what it moves", { head: spokenLabel(head.label), mass: percent(head.sink.mass), moved: percent(head.sink.moved) }) },
       head.sink.mass.toFixed(2), el("span", { class: "p" }, ` ${head.sink.moved.toFixed(2)}`)), head.sink.mass, 1, false);
   };
-  const above = resting.filter((h) => h.sink.mass > 0.3).length;
+  // what looking evenly at all tokens up to the query gives the first
+  const even = (n) => (n < 2 ? 1 : Array.from({ length: n - 1 }, (_, i) => 1 / (i + 2)).reduce((a, b) => a + b) / (n - 1));
+  const shared = even(data.tokens.length);
+  const above = resting.filter((h) => h.sink.mass > Math.max(0.3, 2 * shared)).length;
   return [el("h3", { class: "later" }, spoken("Resting on the first token")),
-    el("p", { class: "gloss" }, spoken("The mean share of attention on the first token, and beside it the share of what the head moves (weight × size of the value) that comes from there. {above} of {all} heads give it more than 0.3; a head that looks there and moves little rests.", { above, all: resting.length })),
+    el("p", { class: "gloss" }, spoken("The mean share of attention on the first token, and beside it the share of what the head moves (weight × size of the value) that comes from there. {above} of {all} heads give it more than {least}, where an even look at all tokens gives {shared}; a head that looks there and moves little rests.", { above, all: resting.length, least: Math.max(0.3, 2 * shared).toFixed(2), shared: shared.toFixed(2) })),
     scroller(spoken("Attention on the first token"), el("table", { class: "grid" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("layer")), Array.from({ length: most }, (_, i) => el("th", { scope: "col" }, `H${i}`)))),
       el("tbody", {}, layers.map((key) => el("tr", {}, el("th", { scope: "row" }, layerName(...key.split("|"))), Array.from({ length: most }, (_, i) => cell(key, i)))))))];

@@ -1,0 +1,141 @@
+"""Weights at random, and a trained model's with the entries of each tensor shuffled: nothing is stated as found.
+
+Every analysis that has a card is asked here, with the call that `glassformer.testing.calls` knows, and every command
+that reads a model's name and no more than a text. What is said is what is printed, and all strings in the document.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.analysis.cards import cards
+from glassformer.analysis.drawn_anew import drawn_anew
+from glassformer.cli import main
+from glassformer.errors import GlassformerError
+from glassformer.labelled import Result
+from glassformer.render.terminal import lines
+from glassformer.testing.calls import right_call
+from glassformer.testing.models import Subject, subject
+from one_pass import in_one_pass
+
+# how results say that something was found, whatever found it
+CLAIMS = re.compile(
+    r"[Ss]trongest|is an induction head|matches prefixes: |copies: |[1-9]\d* of \d+ heads copy|carried|brought back"
+    r"|goes \d+ % of the way|circuit that pruning leaves|attends to .*, measured|^largest\b|could copy",
+    re.MULTILINE,
+)
+SHIPPED = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l")
+
+
+def claims(result: Any) -> list[str]:
+    """Return what a result states as found, on the terminal and in its document; of a denied one the print alone."""
+    printed = "\n".join(lines(result))
+    said = [] if result.denied else list(_strings(result.to_dict()))
+    return [found[0] for words in (printed, *said) for found in CLAIMS.finditer(words)]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        # provenance repeats what was read
+        yield from (text for name, held in value.items() if name != "provenance" for text in _strings(held))
+    elif isinstance(value, list):
+        yield from (text for held in value for text in _strings(held))
+
+
+def _asked(found: Subject) -> Iterator[tuple[str, Result]]:
+    for card in cards():
+        try:
+            result = right_call(card.function, found)()
+        except GlassformerError:
+            # it has no answer for this kind of model
+            continue
+        if isinstance(result, Result):
+            yield card.name, result
+
+
+def _checked(found: Subject) -> None:
+    asked = dict(_asked(found))
+    assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks"} <= set(asked)
+    assert {name: said for name, result in asked.items() if (said := claims(result))} == {}
+    assert {
+        name for name, result in asked.items() if getattr(result, "sink_rate", 0) and name == "attention_sinks"
+    } == set()
+    # the count itself is no finding, and is of two pairs
+    pairs = {card.name for card in cards() if card.of == "pairs of prompts"} - {"answered"}
+    assert all(asked[name].denied for name in pairs & set(asked))
+
+
+def shuffled(name: str, seed: int = 0) -> Subject:
+    """Return a shipped model with its weights drawn anew, and ids it may read."""
+    model = drawn_anew(gf.load(name), seed)
+    ids = torch.randint(4, 500, (2, 12), generator=torch.Generator().manual_seed(seed))
+    return Subject(name, model, (ids,))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_of_weights_at_random_no_analysis_states_a_finding(name: str) -> None:
+    _checked(subject(name))
+
+
+@pytest.mark.full
+@in_one_pass
+@pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "differential", "experts"])
+def test_of_many_weights_at_random_no_analysis_states_a_finding(name: str) -> None:
+    for seed in range(1, 6):
+        _checked(subject(name, seed=seed))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SHIPPED)
+def test_of_shuffled_weights_no_analysis_states_a_finding(name: str) -> None:
+    for seed in range(2):
+        _checked(shuffled(name, seed))
+
+
+TEXT = "def read(path, mode):\n    return open(path, mode)"
+VERBS = {
+    "patch": ["--n", "8"], "paths": ["--n", "8"], "edges": ["--n", "8", "--verify", "2"],
+    "prune": ["--n", "4", "--threshold", "0.5"], "circuits": [], "explain": [TEXT],
+    "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT],
+}  # fmt: skip
+
+
+def _said(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, Any]:
+    out = folder / f"{verb}.json"
+    assert main([verb, str(folder / "model"), *VERBS[verb], "--json", str(out)]) == 0
+    return capsys.readouterr().out, json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("verb", ["patch", "edges"])
+def test_of_shuffled_weights_a_command_states_no_finding(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gf.save(drawn_anew(gf.load("attn-only-2l")), tmp_path / "model")
+    out, document = _said(verb, tmp_path, capsys)
+    assert out.startswith("Nothing found: ") and document["denied"] and CLAIMS.search(out) is None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SHIPPED[1:])
+def test_of_shuffled_weights_no_command_states_a_finding(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gf.save(drawn_anew(gf.load(name), 1), tmp_path / "model")
+    for verb in VERBS:
+        out, _ = _said(verb, tmp_path, capsys)
+        assert CLAIMS.search(out) is None, (verb, CLAIMS.findall(out))
+
+
+def test_what_stands_for_a_finding_is_seen_where_there_is_one() -> None:
+    model = gf.load("attn-only-2l")
+    found = dict(_asked(dataclasses.replace(shuffled("attn-only-2l"), model=model)))
+    assert claims(found["circuits"])
