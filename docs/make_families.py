@@ -6,7 +6,7 @@ of each family is given to every command.
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
 from make_tables import fill  # noqa: E402
 
 from families import Case, all_cases, reference_folder  # noqa: E402
-from family_commands import WORKS, outcomes, with_tokenizer  # noqa: E402
+from family_commands import in_words, outcomes, with_tokenizer  # noqa: E402
 from glassformer.checkpoints.families import FAMILIES, Family  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
@@ -38,18 +38,23 @@ def measured() -> list[Sequence[str]]:
 def laid_out(rows: Sequence[Sequence[str]]) -> str:
     """Return the table of errors, then what works on which families, then which models were compared."""
     table = [HEADS, ("---",) * len(HEADS), *((name, kinds, *errors) for name, kinds, _, *errors, _ in rows)]
-    works: dict[str, list[str]] = {}
-    for name, *_, commands in rows:
-        works.setdefault(commands, []).append(name)
     return "\n\n".join(
         [
             "\n".join("| " + " | ".join(cells) + " |" for cells in table),
             "## What works",
-            "\n".join(f"- {', '.join(names)}: {commands}" for commands, names in works.items()),
+            what_works({name: commands for name, *_, commands in rows}),
             "## What was compared",
             "\n".join(f"- {name}: {compared}" for name, _, compared, *_ in rows),
         ]
     )
+
+
+def what_works(of: Mapping[str, str]) -> str:
+    """Return what works on which families, those of which the same is said together."""
+    works: dict[str, list[str]] = {}
+    for name, commands in of.items():
+        works.setdefault(commands, []).append(name)
+    return "\n".join(f"- {', '.join(names)}: {commands}" for commands, names in works.items())
 
 
 def row(family: Family, cases: dict[str, Case]) -> tuple[str, ...]:
@@ -72,21 +77,7 @@ def commands(case: Case) -> str:
     """Return what does not work on a family's first case, in words."""
     with tempfile.TemporaryDirectory() as folder:
         reference_folder(*case.make(), Path(folder), torch.float32)
-        found = outcomes(with_tokenizer(Path(folder)))
-    parts = []
-    for verb, outcome in found.items():
-        if outcome.startswith(WORKS):
-            lacking = outcome.removeprefix(WORKS).removeprefix(" without: ")
-            parts += [f"`{verb}` without {lacking}"] if lacking else []
-        else:
-            parts.append(f"`{verb}`: [`{outcome}`](errors/{_slug(outcome)}.md)")
-    if not parts:
-        return "all"
-    return "; ".join(["all", *parts] if all("without" in part for part in parts) else parts)
-
-
-def _slug(name: str) -> str:
-    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")
+        return in_words(outcomes(with_tokenizer(Path(folder))))
 
 
 if __name__ == "__main__":

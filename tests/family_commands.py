@@ -11,6 +11,7 @@ import io
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from glassformer.checkpoints import config_of
@@ -46,6 +47,21 @@ def outcomes(folder: Path) -> dict[str, str]:
     kind = type(config_of(folder))
     with tempfile.TemporaryDirectory() as scratch:
         return {verb: _outcome(verb, line, folder, Path(scratch), kind) for verb, line in COMMANDS.items()}
+
+
+def in_words(found: Mapping[str, str]) -> str:
+    """Return what of the outcomes of commands does not work, as the page of families says it."""
+    parts: list[str] = []
+    for verb, outcome in found.items():
+        if outcome.startswith(WORKS):
+            lacking = outcome.removeprefix(WORKS).removeprefix(" without: ")
+            parts += [f"`{verb}` without {lacking}"] if lacking else []
+        else:
+            page = "".join(f"-{c.lower()}" if c.isupper() else c for c in outcome).lstrip("-")
+            parts.append(f"`{verb}`: [`{outcome}`](errors/{page}.md)")
+    if not parts:
+        return "all"
+    return "; ".join(["all", *parts] if all("without" in part for part in parts) else parts)
 
 
 def _outcome(verb: str, line: str, folder: Path, scratch: Path, kind: type) -> str:

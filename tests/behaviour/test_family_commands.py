@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from families import all_cases, reference_folder
-from family_commands import COMMANDS, WORKS, outcomes, with_tokenizer
+from family_commands import COMMANDS, WORKS, in_words, outcomes, with_tokenizer
 
 CASES = all_cases()
 # the first case of a family
@@ -112,7 +112,21 @@ STANDS = {(CASES[name].check.__name__, str(EXCEPTIONS.get(name))): name for name
 def test_commands_work_or_say_in_a_typed_error_why_not(name: str, tmp_path: Path) -> None:
     reference_folder(*CASES[name].make(), tmp_path, torch.float32)
     found = outcomes(with_tokenizer(tmp_path))
-    assert found == dict.fromkeys(COMMANDS, WORKS) | EXCEPTIONS.get(name, {})
+    assert found == expected(name)
+
+
+def expected(name: str) -> dict[str, str]:
+    """Return what every command makes of a case."""
+    return dict.fromkeys(COMMANDS, WORKS) | EXCEPTIONS.get(name, {})
+
+
+def test_the_page_of_families_says_what_works_as_it_is_found_here() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    section = page.partition("## What works\n\n")[2].partition("\n\n## ")[0]
+    lines = [line.removeprefix("- ").partition(": ") for line in section.splitlines()]
+    told = {name: words for names, _, words in lines for name in names.split(", ")}
+    found = {family: in_words(expected(name)) for family, name in FIRST.items()}
+    assert {family: told.get(family) for family in found} == found, "run `make families`"
 
 
 def test_exceptions_are_of_cases_that_exist() -> None:
