@@ -23,6 +23,7 @@ from glassformer.study.claims import VERDICTS, Decision
 from glassformer.study.code import changed
 from glassformer.study.engine import Found
 from glassformer.study.records import Record
+from glassformer.words import duration
 
 FORMAT, VERSION = "glassformer.study", 1
 JSON, MARKDOWN, PAGE = "report.json", "report.md", "report.html"
@@ -103,7 +104,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     machine = "; ".join(", ".join(one.values()) for one in report["machines"])
     parts = [
         f"# {report['study']}\n\n{report['question']}\n\nPaper: {report['paper']}",
-        f"Scale {report['scale']}: {size_of(report)}, {_spoken(report['seconds'])} on one thread ({machine}).",
+        f"Scale {report['scale']}: {size_of(report)}, {duration(report['seconds'])} on one thread ({machine}).",
         "## Claims\n\n" + _table(("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
         *(["\n".join(notes)] if notes else []),
         *(["## What differs from the paper\n\n" + "\n".join(f"- {one}" for one in report["differs"])]
@@ -215,10 +216,6 @@ def _distinct(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if dict(one) not in seen:
             seen.append(dict(one))
     return seen
-
-
-def _spoken(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
