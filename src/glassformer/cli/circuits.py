@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import placed_model, source_of
-from glassformer.cli.options import Output, Placement
+from glassformer.cli.options import LongOutput, Placement
 from glassformer.cli.output import check, finish
-from glassformer.cli.progress import progress
+from glassformer.cli.progress import LONG, progress
+from glassformer.cli.work import UNASKED, pass_flops, seconds
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -27,7 +28,7 @@ def circuits(
     seed: int = 0,
     *,
     placement: Placement,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Find a model's circuits: heads by role, what reads what, copying, skip-trigrams, and how much each matters.
 
@@ -45,8 +46,8 @@ def circuits(
         run: A run folder: shows what changed in training. Shipped models carry their own metrics.
         data: Text for losses and ablations: files, folders, globs, python-stdlib. By default the held-out text of the
             model's recipe or run, else python-stdlib.
-        rows: Rows of text to run, as far as --data has so many; by default as many as hold 16384 tokens. Every head is
-            ablated on all of them.
+        rows: Rows of text to run, as far as --data has so many, on all of which every head is ablated. By default as
+            many as hold 16384 tokens, or none where that would take more than a few minutes.
         top: Entries per table.
         seed: Of random tokens and random matrices.
     """
@@ -70,7 +71,10 @@ def circuits(
     metrics = _metrics(model, run)
     with Console(stderr=True).status("reading text"):
         batches, tokens = _text(loaded, model, run, data, rows)
-    with progress("circuits") as report:
+    if batches:
+        batches = _worthwhile(loaded, batches, rows is None, output.dry_run)
+    # analyses of weights are few, and no two of them cost the same
+    with progress("circuits", dry_run=output.dry_run, alike=False) as report:
         found = analysis.reports.circuits(
             loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=report
         )
@@ -85,6 +89,29 @@ def circuits(
         [tables(found), *noted(found.notes)], JSON=(output.json, found.to_json),
         page=(output.html, lambda: circuits_page(found.to_dict())),
     )  # fmt: skip
+
+
+def _worthwhile(model: "ModelLike", batches: list[Any], unasked: bool, dry_run: bool) -> list[Any]:
+    """Return the batches to run: none if nobody asked for rows and they would take long; say what they cost."""
+    from glassformer.analysis.heads.roles import heads
+    from glassformer.cli.console import Console
+    from glassformer.words import duration, spoken
+
+    n = len(heads(model))
+    # a head's ablation begins at its layer: half of a pass on average
+    work = sum(pass_flops(model, *batch.tokens.shape) for batch in batches) * (n / 2 + 3)
+    left_out, taken = unasked and work > UNASKED, seconds(model, work)
+    told = {
+        "n": n, "rows": sum(len(batch.tokens) for batch in batches), "length": batches[0].tokens.shape[1],
+        "taken": duration(taken),
+    }  # fmt: skip
+    if left_out or taken > LONG or dry_run:
+        line = spoken("Ablating each of {n} heads on {rows:,} rows of {length:,} tokens takes about {taken}.", **told)
+        line += spoken(" It is left out: --rows asks for it.") if left_out else ""
+        Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    if dry_run:
+        raise SystemExit(0)
+    return [] if left_out else batches
 
 
 def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:

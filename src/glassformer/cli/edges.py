@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
+from glassformer.cli.options import LongOutput, ModelName, OneMeasure, Opening, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -16,7 +16,7 @@ def edges(
     metric: OneMeasure = "logit-difference",
     top: int = 6,
     opening: Opening,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Edge attribution patching: estimate all edges between heads by gradients, and patch the largest to compare.
 
@@ -37,7 +37,7 @@ def edges(
     loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
-    with progress("edges") as report:
+    with progress("edges", dry_run=output.dry_run) as report:
         estimated = analysis.circuits.attribute_edges(loaded, compared.pairs, measured)
         verified = estimated.verified(verify, seed=prompts.seed, report=report)
     given = {"metric": [measured.name], "seed": prompts.seed, "verify": verify}

@@ -104,6 +104,17 @@ class Output:
 
 
 @dataclass(frozen=True)
+class LongOutput(Output):
+    """The same of a verb that may take long.
+
+    Args:
+        dry_run: Say how long it would take, measured by its first steps, and end there.
+    """
+
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
 class PromptOptions:
     """Which clean and corrupt prompts are compared: from a file, from a template, or typed.
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import Measure, ModelName, Opening, Output, PromptOptions
+from glassformer.cli.options import LongOutput, Measure, ModelName, Opening, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
@@ -27,7 +27,7 @@ def patch(
     top: int = 6,
     save_to: Path | None = None,
     opening: Opening,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Patch activations: put values of one run into another, one at a time, and see how much of the answer they carry.
 
@@ -60,19 +60,19 @@ def patch(
     compared = prompts_of(loaded, prompts)
     metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
     ways = ("denoising", "noising") if direction == "both" else (direction,)
-    found = [_swept(loaded, compared, metrics, sites or SITES, by, way, save_to) for way in ways]
+    found = [_swept(loaded, compared, metrics, sites or SITES, by, way, save_to, output.dry_run) for way in ways]
     given = {"metric": [m.name for m in metrics], "seed": prompts.seed, "sites": list(sites or SITES)}
     present("patch", loaded, compared, found, given=given, output=output, top=top)
 
 
 def _swept(
     model: "ModelLike", prompts: ComparedPrompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...],
-    way: Any, save_to: Path | None,
+    way: Any, save_to: Path | None, dry_run: bool,
 ) -> Any:  # fmt: skip
     from glassformer import analysis
 
     grids = [analysis.causal.SiteGrid(name, by or None) for name in sites]
-    with progress(way) as report:
+    with progress(way, dry_run=dry_run) as report:
         return analysis.causal.patch(
             model, prompts.pairs, metrics, grids, direction=way, report=report, save_to=save_to
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
+from glassformer.cli.options import LongOutput, ModelName, OneMeasure, Opening, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -20,7 +20,7 @@ def paths(
     metric: OneMeasure = "logit-difference",
     top: int = 6,
     opening: Opening,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Path patching: what every head and MLP does through some receivers alone.
 
@@ -41,7 +41,7 @@ def paths(
     loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
-    with progress("paths") as report:
+    with progress("paths", dry_run=output.dry_run) as report:
         found = analysis.circuits.path_patching(loaded, compared.pairs, measured, receivers=receivers, report=report)
     given = {"metric": [measured.name], "seed": prompts.seed, "receivers": list(receivers)}
     present("paths", loaded, compared, [found], given=given, output=output, top=top)

@@ -1,10 +1,16 @@
 """`glassformer prune`: the circuit that is left when edges that cost little are cut."""
 
+from typing import TYPE_CHECKING, Any
+
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, PromptOptions
+from glassformer.cli.options import LongOutput, ModelName, OneMeasure, Opening, PromptOptions
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
+from glassformer.cli.work import UNASKED, pass_flops
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 
 def prune(
@@ -14,9 +20,10 @@ def prune(
     threshold: float,
     prompts: PromptOptions,
     metric: OneMeasure = "logit-difference",
+    candidates: int | None = None,
     top: int = 6,
     opening: Opening,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Find a circuit by pruning (ACDC): cut every edge whose loss costs less than a threshold, and show what is left.
 
@@ -29,6 +36,8 @@ def prune(
 
     Args:
         threshold: By how much the measure may get worse for an edge, in its own units.
+        candidates: Edges that are tried one by one: those with the largest effects by attribution patching, the others
+            being cut at once. By default all, or as many as take about a minute where all would take hours.
         top: Largest edges shown.
     """
     from glassformer import analysis
@@ -37,7 +46,24 @@ def prune(
     loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
-    with progress("pruning") as report:
-        found = analysis.circuits.acdc(loaded, compared.pairs, measured, threshold=threshold, report=report)
-    given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold}
+    if candidates is None:
+        candidates = _affordable(loaded, compared.pairs)
+    with progress("pruning", dry_run=output.dry_run) as report:
+        found = analysis.circuits.acdc(
+            loaded, compared.pairs, measured, threshold=threshold, candidates=candidates, report=report
+        )
+    given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold, "candidates": candidates}
     present("prune", loaded, compared, [found], given=given, output=output, top=top)
+
+
+def _affordable(model: "ModelLike", pairs: Any) -> int | None:
+    """Return how many edges are tried one by one, None for all."""
+    from glassformer import analysis
+    from glassformer.analysis.prepare import prepare
+
+    tried = analysis.circuits.circuit_graph(model).n_edges
+    # an edge's pass begins at its receiver: half of a pass on average, and as much again for what is exchanged in it
+    ids = prepare(model, pairs.side("clean"), pairs.target).ids
+    assert ids is not None, "one of our models reads ids"
+    each = pass_flops(model, *ids.shape)
+    return None if tried * each < UNASKED else max(int(UNASKED / 10 / each), 1)

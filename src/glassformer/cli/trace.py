@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Text
+from glassformer.cli.options import Columns, Fitting, LongOutput, ModelName, Opening, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, one_source, pairs_in, usable
@@ -39,7 +39,7 @@ def trace(
     seed: int = 0,
     *,
     opening: Opening,
-    output: Output,
+    output: LongOutput,
 ) -> None:
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
 
@@ -81,7 +81,7 @@ def trace(
     if pairs is not None:
         require(subject is None and not positions, "the subject of pairs is a role of theirs: name it with --role.")
         require(answer is None and wrong is None, "pairs bring their own --answer and --wrong.")
-        found, read = _averaged(loaded, pairs, columns, role, fitting, options)
+        found, read = _averaged(loaded, pairs, columns, role, fitting, options, output.dry_run)
     else:
         assert text is not None, "one of the two was given"
         require(
@@ -91,7 +91,7 @@ def trace(
         given_target = _target(loaded, target)
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
         read = tokens_of(prepare(loaded, given, given_target))
-        with progress("restoring") as report:
+        with progress("restoring", dry_run=output.dry_run) as report:
             found = analysis.causal.causal_trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
@@ -123,7 +123,13 @@ def _target(model: "ModelLike", target: str | None) -> Any:
 
 
 def _averaged(
-    model: "ModelLike", path: Path, columns: tuple[str, ...], role: str, fitting: bool, options: dict[str, Any]
+    model: "ModelLike",
+    path: Path,
+    columns: tuple[str, ...],
+    role: str,
+    fitting: bool,
+    options: dict[str, Any],
+    dry_run: bool,
 ) -> tuple[Any, TokensRead]:
     from glassformer import analysis
     from glassformer.errors import DataError
@@ -139,7 +145,7 @@ def _averaged(
         model, [encoded.clean[i, list(where)] for i, where in enumerate(encoded.roles[role]) if where]
     )
     traces = []
-    with progress("tracing") as report:
+    with progress("tracing", dry_run=dry_run) as report:
         for i, where in enumerate(encoded.roles[role]):
             if where:
                 ids = encoded.clean[i : i + 1, : int(lengths[i])]

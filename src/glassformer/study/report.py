@@ -25,7 +25,7 @@ from glassformer.study.engine import Found
 from glassformer.study.kept import keep
 from glassformer.study.records import Record
 from glassformer.study.shelf import FORMAT, REPORT, VERSION, read_report
-from glassformer.words import spoken, spoken_each
+from glassformer.words import duration, spoken, spoken_each
 
 MARKDOWN, PAGE = "report.md", "report.html"
 
@@ -120,7 +120,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     parts = [
         f"# {report['study']}\n\n{report['question']}\n\n{spoken('Paper: {paper}', paper=report['paper'])}",
         spoken("Scale {scale}: {size}, {time} on one thread ({machine}).", scale=report["scale"], size=size_of(report),
-               time=_spoken(report["seconds"]), machine=machine),
+               time=duration(report["seconds"]), machine=machine),
         f"## {spoken('Claims')}\n\n"
         + _table(spoken_each("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
         *(["\n".join(notes)] if notes else []),
@@ -238,10 +238,6 @@ def _distinct(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if dict(one) not in seen:
             seen.append(dict(one))
     return seen
-
-
-def _spoken(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,5 +1,6 @@
 """Words for people, in their language: one table per language, for terminals and pages alike"""
 
+from glassformer.words.durations import duration
 from glassformer.words.saying import (
     Language,
     Sentence,
@@ -16,6 +17,7 @@ from glassformer.words.saying import (
 __all__ = [
     "Language",
     "Sentence",
+    "duration",
     "language",
     "listed",
     "sentence",

@@ -98,8 +98,9 @@ def circuits(
     w = weights.of(model, fold=True)
     for label in heads or ():
         w[label]
-    n_heads = len(heads_of(model))
-    asked = _Asked(report, ANALYSES - 1 + n_heads)
+    # a step for every head that is ablated
+    n_steps = len(heads_of(model)) if rows else 1
+    asked = _Asked(report, ANALYSES - 1 + n_steps)
     copied = asked("copying by eigenvalues", lambda: copying(w))
     placed = asked("heads that go by position", lambda: positional_heads(w))
     read = asked("bandwidth", lambda: bandwidth(w))
@@ -115,7 +116,9 @@ def circuits(
         asked.unavailable.append(Unavailable("prefix matching", _reads_ahead(model)))
     wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
     removed = asked(
-        "ablation", lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within), steps=n_heads
+        "ablation",
+        lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within),
+        steps=n_steps,
     )
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
@@ -172,7 +175,8 @@ class _Asked:
 def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
     if not rows:
         raise AnalysisUnavailable(
-            f"{analysis} needs text: batches, as in circuits(model, data.batch(0)); --data on the command line."
+            f"{analysis} needs text: batches, as in circuits(model, data.batch(0)); --data on the command "
+            "line, or --rows where text was left out for what it costs."
         )
     return rows
 

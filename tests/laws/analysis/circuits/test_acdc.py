@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import glassformer as gf
 from circuit_pairs import Compared, novelty, pair, repetition
+from glassformer import data
 from glassformer.analysis.circuits import Acdc, Edge, acdc, acdc_curve, faithfulness
 from glassformer.analysis.sweep import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
@@ -123,6 +125,12 @@ INDUCTION = {
 }  # fmt: skip
 
 
+TRAINED = {
+    ("L0H0", "L1H6.v"), ("L0H2", "L1H6.v"), ("L0H6", "L1H6.v"), ("L1H6", "logits"), ("embed", "L0H0.v"),
+    ("embed", "L0H2.v"), ("embed", "L0H6.k"), ("embed", "L0H6.q"), ("embed", "L0H6.v"),
+}  # fmt: skip
+
+
 def _edges(result: Acdc) -> set[tuple[str, str]]:
     return set(result.edges)
 
@@ -131,6 +139,23 @@ def test_induction_by_keys_is_returned_exactly() -> None:
     result = acdc(induction_model(), *repetition(), threshold=1e-3)
     assert _edges(result) == INDUCTION
     assert result.faithfulness == pytest.approx(1.0) and result.nodes == ["embed", "L0H0", "L1H0"]
+
+
+@pytest.mark.parametrize("candidates", [5, 8])
+def test_edges_that_attribution_leaves_hold_the_planted_wirings(candidates: int) -> None:
+    pairs, metric = novelty()
+    for args in ((induction_model(), *repetition()), (pointer_model(vocab=25), pairs, metric)):
+        assert _edges(acdc(*args, threshold=1e-3, candidates=candidates)) == _edges(acdc(*args, threshold=1e-3))
+
+
+@pytest.mark.full
+def test_a_trained_model_keeps_its_circuit_behind_attribution() -> None:
+    # the keys of its induction heads are saturated: their gradients at the clean run are next to nothing
+    model = gf.load("attn-only-2l")
+    pairs = data.induction(model.require_tokenizer(), 8, seed=0)
+    exact = acdc(model, pairs, threshold=0.3)
+    assert set(exact.edges) == TRAINED
+    assert set(acdc(model, pairs, threshold=0.3, candidates=120).edges) == TRAINED
 
 
 def test_divergence_finds_the_same_wiring_as_the_logit() -> None:
