@@ -18,6 +18,7 @@ def prune(
     /,
     *,
     threshold: float,
+    compare: bool = False,
     prompts: PromptOptions,
     metric: OneMeasure = "logit-difference",
     candidates: int | None = None,
@@ -38,6 +39,7 @@ def prune(
         threshold: By how much the measure may get worse for an edge, in its own units.
         candidates: Edges that are tried one by one: those with the largest effects by attribution patching, the others
             being cut at once. By default all, or as many as take about a minute where all would take hours.
+        compare: Also prune for each half of the prompts, and a model with weights drawn anew: three further searches.
         top: Largest edges shown.
     """
     from glassformer import analysis
@@ -50,7 +52,13 @@ def prune(
         candidates = _affordable(loaded, compared.pairs)
     with progress("pruning", dry_run=output.dry_run) as report:
         found = analysis.circuits.acdc(
-            loaded, compared.pairs, measured, threshold=threshold, candidates=candidates, report=report
+            loaded,
+            compared.pairs,
+            measured,
+            threshold=threshold,
+            candidates=candidates,
+            compare=compare,
+            report=report,
         )
     given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold, "candidates": candidates}
     present("prune", loaded, compared, [found], given=given, output=output, top=top)
