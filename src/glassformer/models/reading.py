@@ -25,6 +25,7 @@ from glassformer.data.tokenizer import Reading, Specials, Tokenizer
 from glassformer.errors import ShapeMismatch, TextError
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, Padding
+from glassformer.numerics.dense import not_dense
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note
 
@@ -495,8 +496,7 @@ def _is_row(row: Any) -> bool:
 def _tensor(rows: Tensor | Sequence[Sequence[int]], device: torch.device, left: bool) -> tuple[Tensor, Padding]:
     """Return rows of ids as one tensor; shorter ones are filled up with their own first token."""
     if isinstance(rows, Tensor):
-        if rows.layout != torch.strided or rows.is_meta or rows.is_quantized:
-            kind = "quantised" if rows.is_quantized else "without numbers (meta)" if rows.is_meta else "sparse"
+        if kind := not_dense(rows):
             raise ShapeMismatch(f"token ids are a dense tensor of integers; found one that is {kind}.")
         if rows.ndim <= 2 and rows.numel() == 0:
             raise TextError("there is no token to read: give at least one.")

@@ -101,6 +101,17 @@ def is_mask(where: Any) -> bool:
     return isinstance(where, list) and len(where) > 0 and isinstance(where[0], bool)
 
 
+def is_empty(where: Where) -> bool:
+    """Whether what `asked` returned chooses no entry, however long the axis is."""
+    if isinstance(where, Tensor):
+        return where.numel() == 0
+    if isinstance(where, slice):
+        start, stop, forward = where.start or 0, where.stop, where.step is None or where.step > 0
+        # from the other end it depends on how long the axis is
+        return stop is not None and forward and (start >= 0) == (stop >= 0) and start >= stop
+    return isinstance(where, list) and (not where or (is_mask(where) and not any(where)))
+
+
 def _several(where: Sequence[Any], axis: str) -> list[int]:
     # numpy's booleans and numbers, and tensors of one entry, as Python's
     found = [i.item() if hasattr(i, "item") else i for i in where]

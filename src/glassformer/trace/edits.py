@@ -24,7 +24,8 @@ from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Labelled, RowLabels
 from glassformer.numerics import decompositions
-from glassformer.numerics.indices import Where, asked, entries, is_mask, located
+from glassformer.numerics.dense import not_dense
+from glassformer.numerics.indices import Where, asked, entries, is_empty, is_mask, located
 from glassformer.trace.sites import Site
 
 # values of earlier sites of the pass, by name
@@ -220,6 +221,12 @@ class Edit(ABC):
             raise UnknownSite(f"{kind}: the first argument is the name of a site, found {_shown(site)}.")
         if not isinstance(at, At):
             raise UnknownAxis(f'{kind} at "{self.site}": at= takes a part, At(pos=-1); found {_shown(self.at)}.')
+        for axis, where in at.where.items():
+            if is_empty(where):
+                raise ShapeMismatch(
+                    f'{kind} at "{self.site}": {axis}={_shown(where)} chooses no entry, and the edit would change '
+                    "nothing.\n    Choose one entry or more, or leave the edit out."
+                )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -272,7 +279,10 @@ class Edit(ABC):
         lent = isinstance(value, Mapping)
         if lent:
             value = self.at.borrow(value, site)
-        value = torch.as_tensor(_values(value), dtype=part.dtype, device=part.device)
+        value = _values(value)
+        if isinstance(value, Tensor):
+            _require_dense(value, part, f'edit at "{site.name}": its value is a tensor')
+        value = torch.as_tensor(value, dtype=part.dtype, device=part.device)
         axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
         vector = not lent and value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
         spread = [not lent or axis == "batch" for axis in axes]
@@ -421,6 +431,7 @@ class Apply(Edit):
                 f'Apply at "{site.name}": the function returned {_shown(found)}; it returns the part changed, a tensor '
                 "of its shape, or a number."
             )
+        _require_dense(found, part, f'Apply at "{site.name}": the function returned a tensor')
         if found.shape != part.shape:
             axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
             named = [" ".join(f"{axis}={size}" for axis, size in zip(axes, u.shape)) for u in (found, part)]
@@ -435,15 +446,26 @@ class Apply(Edit):
 def _require_value(value: Any, edit: Edit) -> None:
     """Raise `ShapeMismatch` for what holds no numbers."""
     lent = isinstance(value, Mapping) or isinstance(getattr(value, "values", None), Mapping)
-    if lent or isinstance(value, Tensor | Labelled | int | float):
+    if lent or isinstance(value, Tensor | Labelled | float):
         return
     try:
-        torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
+        torch.as_tensor(value, dtype=torch.float64) if isinstance(value, int) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ShapeMismatch(
             f'{type(edit).__name__} at "{edit.site}" takes a number, a tensor, or a run that read the site; found '
             f"{_shown(value)}."
         ) from None
+
+
+def _require_dense(value: Tensor, part: Tensor, what: str) -> None:
+    """Raise `ShapeMismatch` for a tensor that cannot become a part: entries of another kind, or none to look at."""
+    # a model without numbers is edited without numbers
+    kind = "" if part.is_meta else not_dense(value)
+    if kind or (value.is_complex() and not part.is_complex()):
+        raise ShapeMismatch(
+            f"{what} that is {kind or 'complex'}, and the part is a dense one of "
+            f"{str(part.dtype).removeprefix('torch.')}.\n    Give a dense tensor of real numbers."
+        )
 
 
 def _shown(value: Any) -> str:

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
 from glassformer.labelled import Labelled
+from glassformer.numerics.indices import is_empty
 from glassformer.testing import close
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Site, Take
+from one_pass import in_one_pass
 
 SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
 SIZES = dict(zip(SITE.axes, (3, 2, 5, 4)))
@@ -19,6 +21,11 @@ def value() -> Tensor:
     return torch.arange(120.0, dtype=torch.float64).reshape(3, 2, 5, 4)
 
 
+def forward(place: slice) -> bool:
+    """Return whether a slice goes forward and, whatever the axis, may choose an entry: others are no part to edit."""
+    return (place.step or 1) > 0 and not is_empty(place)
+
+
 @st.composite
 def places(draw: st.DrawFn) -> dict[str, int | slice | list[int] | Tensor]:
     """Draw a part: any mix of integers, negative ones, slices and lists, on any axes."""
@@ -26,7 +33,7 @@ def places(draw: st.DrawFn) -> dict[str, int | slice | list[int] | Tensor]:
     for axis in draw(st.lists(st.sampled_from(SITE.axes), unique=True, min_size=1)):
         inside = st.integers(-SIZES[axis], SIZES[axis] - 1)
         several = st.lists(inside, min_size=1, max_size=3, unique_by=lambda i, n=SIZES[axis]: i % n)
-        where[axis] = draw(st.one_of(inside, st.slices(SIZES[axis]).filter(lambda s: (s.step or 1) > 0), several))
+        where[axis] = draw(st.one_of(inside, st.slices(SIZES[axis]).filter(forward), several))
         if isinstance(where[axis], list) and draw(st.booleans()):
             where[axis] = torch.tensor(where[axis])
     return where
@@ -252,3 +259,46 @@ def test_a_pass_that_begins_behind_what_an_edit_reads_is_refused() -> None:
     tape = model.tape(edit=[Apply("blocks.1.resid_post", lambda x, y: y, reads=("blocks.0.resid_pre",))])
     with pytest.raises(SiteNotRead, match="began behind there"):
         model.model.resume(1, stream, tape=tape)
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    "place",
+    [[], (), range(0), [False] * 5, torch.zeros(5, dtype=torch.bool), torch.zeros(0, dtype=torch.long), slice(3, 3),
+     slice(4, 2), slice(0), slice(-1, -3)],
+)  # fmt: skip
+def test_an_edit_of_no_entry_is_refused_where_it_is_made(place):
+    for made in (Scale, Set, Add):
+        with pytest.raises(ShapeMismatch, match="chooses no entry"):
+            made("blocks.0.attn.z", 0.0, at=At(pos=place))
+    # a read of none is an empty tensor
+    assert At(pos=place).entries("pos", 5) == []
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    "place", [slice(-2, 1), slice(2, -1), slice(3, 1, -1), slice(None), slice(2, None), [True, False]]
+)
+def test_an_edit_that_may_choose_an_entry_is_none_of_them(place):
+    sizes = (2,) if isinstance(place, list) else (2, 4)
+    assert any(At(pos=place).entries("pos", size) for size in sizes) and Scale("*.z", 0.0, at=At(pos=place))
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda part: part.sum(), "a tensor of one number"), (lambda part: part[..., :1], "d_head=1"),
+        (lambda part: part.to(torch.complex64), "that is complex"), (lambda part: part.to_sparse(), "that is sparse"),
+        (lambda part: part.to("meta"), "without numbers"), (lambda part: None, "returned None"),
+    ],
+)  # fmt: skip
+def test_what_only_fits_by_spreading_or_by_losing_something_is_refused(given, said):
+    part = value()
+    with pytest.raises(ShapeMismatch, match=said):
+        Apply(SITE.name, given)(part, SITE)
+    made = given(part)
+    if isinstance(made, Tensor) and made.shape == part.shape:
+        for edit in (Set, Add, Scale):
+            with pytest.raises(ShapeMismatch, match=said):
+                edit(SITE.name, made)(part, SITE)
