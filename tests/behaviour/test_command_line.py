@@ -54,7 +54,7 @@ BAD = {
     "train recipe.json --set optim.schedule=cosin": 'is not one of',
     "train recipe.json --steps 0": "steps must be at least 1",
     "train recipe.json --seed 99999999999999999999": "seed must fit in 64 bits",
-    "train recipe.json --set data.batch_size=100000000000000": "not enough memory for what was asked",
+    "train recipe.json --set data.batch_size=100000000000000": "batch_size must be at most",
     "train recipe.json --threads 0": "--threads must be at least 1",
     "train recipe.json --folder file/run": 'cannot write "file/run"',
     'train memorisation --set data.text.sources=["blank.txt"]': "no usable text",

@@ -126,6 +126,40 @@ def test_a_click_on_a_head_shows_it_large_and_escape_returns_to_it(opened: Opene
 
 
 @browser_test
+def test_the_dialog_tells_masked_cells_from_weights_of_zero_and_its_buttons_stand_in_a_row(opened: Opener) -> None:
+    payload = document("short")
+    shown = opened(payload, width=390)
+    open_head(shown, payload["patterns"][0]["label"])
+    tops = {round(button.bounding_box()["y"]) for button in shown.locator("dialog .bar-top button").all()}
+    assert len(tops) == 1
+    # how much of the corner that no query may look at is painted, and of the cells across from it
+    painted = """canvas => {
+        const n = COUNT, room = 96, cell = (parseFloat(canvas.style.width) - room - 2) / n, sharp = devicePixelRatio;
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const share = (x, y) => {
+            const [left, top] = [x, y].map(at => Math.ceil((room + at * cell) * sharp) + 1);
+            const side = Array.from({length: Math.floor(1.8 * cell * sharp)}, (_, i) => i);
+            const alpha = side.flatMap(i => side.map(j => data[4 * ((top + i) * canvas.width + left + j) + 3]));
+            return alpha.filter(value => value > 0).length / alpha.length;
+        };
+        return [share(n - 2, 0), share(0, n - 4)];
+    }""".replace("COUNT", str(payload["patterns"][0]["rows"]))
+    masked, looked_at = shown.locator("dialog canvas.map").evaluate(painted)
+    assert 0.05 < masked < 0.7 and looked_at == 1.0
+    assert shown.locator("dialog .hatched").is_visible()
+
+
+@browser_test
+def test_a_rare_draw_is_called_one(opened: Opener) -> None:
+    payload = document("short")
+    draw = payload["sampling"]["draw"]
+    for probability, rare in ((0.00016, True), (0.2, False)):
+        sampling = payload["sampling"] | {"draw": draw | {"probability": probability}}
+        text = opened(payload | {"sampling": sampling}).text_content("#pipeline p.drawn")
+        assert text and ("about once in 6,250" in text) is rare
+
+
+@browser_test
 @pytest.mark.parametrize("name", ["short", "signed"])
 def test_the_keyboard_reaches_every_weight(opened: Opener, name: str) -> None:
     payload = document(name)

@@ -98,7 +98,7 @@ def test_context_makes_later_positions_cheaper() -> None:
 def test_settings_without_meaning_are_refused() -> None:
     with pytest.raises(ConfigError, match="alpha must be a positive number, found 0"):
         DirichletMarkov(alpha=0.0)
-    with pytest.raises(ConfigError, match="order must be at least 0"):
+    with pytest.raises(ConfigError, match="order must not be negative"):
         DirichletMarkov(order=-1)
     with pytest.raises(ConfigError, match="transitions a row; at most"):
         DirichletMarkov(order=5, n_symbols=10)

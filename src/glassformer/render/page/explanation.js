@@ -140,6 +140,8 @@ function samplingStep(step, i) {
     scroller(spoken("{step} candidates", { step: stepName(step.name) }), bars({ heads: [spoken("token"), spoken("probability")], rows, limit: 1 })));
 }
 
+const RARE = 0.01; // probability below which a draw is called rare
+
 function sampling() {
   const { settings, steps, draw } = data.sampling;
   const on = Object.entries(settings).filter(([, v]) => v !== null).map(([k, v]) => `${stepName(k)} ${v}`);
@@ -150,7 +152,8 @@ function sampling() {
     el("ol", { class: "flow steps" }, steps.map(samplingStep),
       draw ? el("li", {}, el("h3", {}, spoken("Draw")), el("p", { class: "drawn" }, settings.seed === null || settings.seed === undefined
         ? spoken("{token} drawn at {probability}.", { token: chip(draw.text), probability: number(percent(draw.probability)) })
-        : spoken("{token} drawn at {probability} with seed {seed}.", { token: chip(draw.text), probability: number(percent(draw.probability)), seed: settings.seed }))) : null),
+        : spoken("{token} drawn at {probability} with seed {seed}.", { token: chip(draw.text), probability: number(percent(draw.probability)), seed: settings.seed }),
+        draw.probability < RARE ? spoken(" A rare draw: it comes up about once in {n}.", { n: count(Math.round(1 / draw.probability)) }) : null)) : null),
   ];
 }
 

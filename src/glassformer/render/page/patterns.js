@@ -26,6 +26,9 @@ class Pattern {
     this.limit = !entry.signed && entry.scale <= 1.0001 ? 1 : entry.scale;
   }
 
+  // whether the mask forbids some keys to some queries
+  get masks() { return this.layout === "lower" && this.columns > 1; }
+
   // weight of key k for query q; null where the mask forbids looking
   at(q, k) {
     const lower = this.layout === "lower";
@@ -90,6 +93,26 @@ function drawPixels(canvas, pattern, size) {
 const trainedAt = (pattern) => [pattern.columns, pattern.rows].map((n) => (TRAINED !== null && TRAINED < n ? TRAINED / n : null));
 
 const TRAINED_LINE = 1.5; // CSS pixels
+const HATCH = 7; // CSS pixels between the lines over masked cells
+
+// oblique lines over the cells that the mask forbids: a weight of zero has none
+function drawMasked(context, { left, top, width, height }, pattern) {
+  if (!pattern.masks) return;
+  const [across, down] = [width / pattern.columns, height / pattern.rows];
+  context.save();
+  context.beginPath();
+  for (let q = 0; q < pattern.rows; q++) context.rect(left + (q + 1) * across, top + q * down, width - (q + 1) * across, down);
+  context.clip();
+  context.beginPath();
+  for (let x = left - height; x < left + width; x += HATCH) {
+    context.moveTo(x, top + height);
+    context.lineTo(x + height, top);
+  }
+  context.strokeStyle = getComputedStyle(document.body).getPropertyValue("--edge");
+  context.lineWidth = 0.75;
+  context.stroke();
+  context.restore();
+}
 
 // lines between cells, so that they hide no weight
 function drawTrained(context, { left, top, width, height }, pattern) {
@@ -197,6 +220,7 @@ class Viewer {
       share: legend(1, false, spoken("share of the head’s largest weight")),
       signed: legend(1, true, spoken("share of the head’s largest weight")),
     };
+    this.masked = el("p", { class: "key" }, el("span", {}, el("span", { class: "hatched" }), spoken("masked: not to be looked at")));
     const button = (words, label, act) => el("button", { type: "button", "aria-label": label, onclick: act }, words);
     this.dialog = el("dialog", { "aria-labelledby": "viewer-title" },
       el("div", { class: "bar-top" }, this.title,
@@ -204,7 +228,7 @@ class Viewer {
         button(spoken("close"), spoken("close"), () => this.dialog.close())),
       this.about,
       el("div", { class: "large" },
-        el("div", {}, scroller(spoken("Attention map"), this.canvas), Object.values(this.legends)),
+        el("div", {}, scroller(spoken("Attention map"), this.canvas), Object.values(this.legends), this.masked),
         el("div", {}, this.readout, this.strip,
           el("p", { class: "hint" }, spoken("Rows are queries, columns keys. Move with the pointer, or focus the map and use the arrow keys (with Shift: ten at a time); page up and page down change the head.")))));
     painters.push(() => this.dialog.open && this.draw());
@@ -233,6 +257,7 @@ class Viewer {
     this.k = row.indexOf(Math.max(...row));
     this.title.textContent = spokenLabel(p.label);
     this.about.replaceChildren(...this.describe(p));
+    this.masked.hidden = !p.masks;
     for (const [kind, node] of Object.entries(this.legends)) node.hidden = kind !== (p.signed ? "signed" : p.limit === 1 ? "weight" : "share");
   }
 
@@ -283,6 +308,7 @@ class Viewer {
     context.imageSmoothingEnabled = false;
     const box = { left: this.left, top: this.top, width: this.cell * p.columns, height: this.cell * p.rows };
     context.drawImage(pixels, box.left, box.top, box.width, box.height);
+    drawMasked(context, box, p);
     drawTrained(context, box, p);
   }
 
