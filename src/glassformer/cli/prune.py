@@ -12,6 +12,7 @@ def prune(
     /,
     *,
     threshold: float,
+    compare: bool = False,
     prompts: PromptOptions,
     metric: OneMeasure = "logit-difference",
     top: int = 6,
@@ -29,6 +30,7 @@ def prune(
 
     Args:
         threshold: By how much the measure may get worse for an edge, in its own units.
+        compare: Also prune for each half of the prompts, and a model with weights drawn anew: three further searches.
         top: Largest edges shown.
     """
     from glassformer import analysis
@@ -38,6 +40,8 @@ def prune(
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("pruning") as report:
-        found = analysis.circuits.acdc(loaded, compared.pairs, measured, threshold=threshold, report=report)
+        found = analysis.circuits.acdc(
+            loaded, compared.pairs, measured, threshold=threshold, compare=compare, report=report
+        )
     given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold}
     present("prune", loaded, compared, [found], given=given, output=output, top=top)

@@ -81,9 +81,8 @@ def shuffled(name: str, seed: int = 0) -> Subject:
     return Subject(name, model, (ids,))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_of_weights_at_random_no_analysis_states_a_finding(name: str) -> None:
-    _checked(subject(name))
+def test_of_weights_at_random_no_analysis_states_a_finding() -> None:
+    _checked(subject("gpt2"))
 
 
 @pytest.mark.full
@@ -115,15 +114,6 @@ def _said(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[
     return capsys.readouterr().out, json.loads(out.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("verb", ["patch", "edges"])
-def test_of_shuffled_weights_a_command_states_no_finding(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gf.save(drawn_anew(gf.load("attn-only-2l")), tmp_path / "model")
-    out, document = _said(verb, tmp_path, capsys)
-    assert out.startswith("Nothing found: ") and document["denied"] and CLAIMS.search(out) is None
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", SHIPPED[1:])
 def test_of_shuffled_weights_no_command_states_a_finding(
@@ -131,10 +121,13 @@ def test_of_shuffled_weights_no_command_states_a_finding(
 ) -> None:
     gf.save(drawn_anew(gf.load(name), 1), tmp_path / "model")
     for verb in VERBS:
-        out, _ = _said(verb, tmp_path, capsys)
+        out, document = _said(verb, tmp_path, capsys)
         assert CLAIMS.search(out) is None, (verb, CLAIMS.findall(out))
+        if "--n" in VERBS[verb]:
+            assert out.startswith("Nothing found: ") and document["denied"]
 
 
+@pytest.mark.full
 def test_what_stands_for_a_finding_is_seen_where_there_is_one() -> None:
     model = gf.load("attn-only-2l")
     found = dict(_asked(dataclasses.replace(shuffled("attn-only-2l"), model=model)))

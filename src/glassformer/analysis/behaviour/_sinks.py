@@ -58,7 +58,7 @@ class AttentionSinks(Result):
             Of signed weights the mass is a share of sizes, and what is written goes by the sizes themselves; of a head
             with two maps, keys are both side by side and scores are their mean.
         missing: Mean mass that rows lack to one, by `head`: what a learned sink has; 0 where there is none.
-        sink_rate: Share of heads whose mass, and what their rows lack, is more than `above` and `chance`.
+        sink_rate: Share of heads whose mass, if it is beyond `chance`, and what their rows lack is more than `above`.
         above: Mass from which a head counts into the sink rate.
         chance: Mass that heads hardly ever reach here with weights drawn anew (entries of each tensor shuffled): their
             mean and four deviations. NaN where the weights are not in memory.
@@ -157,10 +157,12 @@ def attention_sinks(
     labels = [head.label for head in known]
     chance = _chance(model, paths, groups)
     by_head, missing = by_head[:, :-1], by_head[:, -1]
+    # a sink of its own is a number per head, in which nothing can be shuffled
+    resting = by_head[:, 0].masked_fill(by_head[:, 0] <= chance, 0.0)
     return AttentionSinks(
         measures=Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
         missing=Labelled(missing, ("head",), {"head": labels}),
-        sink_rate=float((by_head[:, 0] + missing > max(above, chance)).double().mean()),
+        sink_rate=float((resting + missing > above).double().mean()),
         above=above,
         chance=chance,
         loss=Labelled(rows.mean(1), *over),
@@ -196,7 +198,7 @@ def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
 
 
 def _chance(model: ModelLike, paths: list[str], groups: Sequence[Int[Tensor, "row pos"]]) -> float:
-    """Return the mass on the first token, and what rows lack, that heads with weights drawn anew hardly ever reach."""
+    """Return the mass on the first token that heads with weights drawn anew hardly ever reach."""
     try:
         copies = [drawn_anew(model, seed) for seed in range(DRAWS)]
     except AnalysisUnavailable:
@@ -205,7 +207,7 @@ def _chance(model: ModelLike, paths: list[str], groups: Sequence[Int[Tensor, "ro
     for one in copies:
         with evaluating(one):
             by_head = torch.cat([_measure(one, paths, ids) for ids in groups]).mean(0)
-        found.append(by_head[:, 0] + by_head[:, -1])
+        found.append(by_head[:, 0])
     masses = torch.cat(found)
     return float(masses.mean() + 4 * masses.std())
 

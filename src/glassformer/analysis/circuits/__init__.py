@@ -3,6 +3,7 @@
 from glassformer.analysis.circuits._acdc import (
     Acdc as Acdc,
     AcdcCurve as AcdcCurve,
+    Compared as Compared,
     Pruned as Pruned,
     acdc as acdc,
     acdc_curve as acdc_curve,

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
@@ -27,12 +27,14 @@ from glassformer.analysis.circuits._edge_scores import edge_scores
 from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.contrasts import PromptPairs, contrast
+from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep.metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.evaluation import evaluating
+from glassformer.provenance import Note, distinct
 from glassformer.words import sentence
 
 Report = Callable[[int, int], None] | None
@@ -55,6 +57,26 @@ class Pruned:
     removed: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What stands beside a circuit, to say how far it can be trusted.
+
+    Args:
+        overlap: Of the circuits of two halves of the prompts: edges in both over edges in either; NaN where both are
+            empty.
+        halves: How many edges each has.
+        drawn_edges: How many edges are left in the model with weights drawn anew, at the same share of the difference.
+        drawn_faithfulness: How far those go.
+        passes: How many forward passes all of this took.
+    """
+
+    overlap: float
+    halves: tuple[int, int]
+    drawn_edges: int
+    drawn_faithfulness: float
+    passes: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Acdc(Result):
     """The circuit that is left.
@@ -72,6 +94,7 @@ class Acdc(Result):
         order: In what order edges were tried.
         metric: Name of what was measured.
         passes: How many forward passes it took.
+        compared: Size and overlap of circuits found otherwise, where `acdc` was asked to compare.
     """
 
     HEADLINE = ("in_circuit",)
@@ -88,6 +111,35 @@ class Acdc(Result):
     order: str
     metric: str
     passes: int
+    compared: Compared | None = None
+
+    @property
+    def gap(self) -> float:
+        """What cutting every edge adds to the cost."""
+        return self.cost_empty - self.cost_full
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that no edge could have been found to matter."""
+        return distinct(self._no_gap(), super().notes)
+
+    def _no_gap(self) -> tuple[Note, ...]:
+        gap, size = self.gap, max(abs(self.cost_full), abs(self.cost_empty), 1.0)
+        said = {"metric": sentence(self.metric), "gap": f"{gap:.3g}", "threshold": f"{self.threshold:.3g}"}
+        if abs(gap) <= 1e-6 * size:
+            seen = sentence(
+                "Cutting every edge changes the cost ({metric}) by {gap}: there is nothing to lose.", **said
+            )
+            advice = sentence("Measure what differs between the two runs, where it differs.")
+        elif self.threshold >= abs(gap):
+            seen = sentence(
+                "The threshold of {threshold} is no less than what cutting every edge costs ({metric}), {gap}.", **said
+            )
+            advice = sentence("Give a threshold well below that.")
+        else:
+            return ()
+        meaning = sentence("What is left says nothing of which edges matter.")
+        return (Note(seen, meaning, advice, denies=True),)
 
     @property
     def faithfulness(self) -> float:
@@ -129,6 +181,8 @@ def acdc(
     threshold: float,
     absolute: bool = False,
     candidates: int | None = None,
+    split_embedding: bool = False,
+    compare: bool = False,
     report: Report = None,
 ) -> Acdc:
     """Find a circuit by greedy pruning.
@@ -145,13 +199,38 @@ def acdc(
         candidates: Keep only so many edges to begin with, those with the largest attribution patching scores of the
             metric (of the likeliest next token's logit where the cost is a KL divergence, whose gradient is zero at the
             clean run).
+        split_embedding: Let token and position vectors be two senders, as in `circuit_graph`.
+        compare: Say how far the circuit can be trusted: prune for each half of the prompts, and in the model with
+            weights drawn anew (entries of each tensor shuffled), at the same share of its own difference. That is three
+            further searches; in weights at random the third may take as many passes as there are edges.
 
     Raises:
-        AnalysisUnavailable: The model is not one of ours, or a mechanism has no values.
+        AnalysisUnavailable: The model is not one of ours, or a mechanism has no values. Or there is one prompt to
+            compare halves of.
         ShapeMismatch: The prompts differ in shape.
     """
-    runs = _prepared(model, pairs, metric)
-    return _prune(runs, metric is None, threshold, absolute, candidates, report)
+    runs = _prepared(model, pairs, metric, split_embedding)
+    divergence = metric is None
+    if compare and runs.batch < 2:
+        raise AnalysisUnavailable("acdc: compare=True prunes for each half of the prompts, and there is one prompt.")
+    found = _prune(runs, divergence, threshold, absolute, candidates, report)
+    if not compare:
+        return found
+    rows = torch.arange(runs.batch)
+    halves = [_prune(runs, divergence, threshold, absolute, candidates, None, half) for half in (rows[::2], rows[1::2])]
+    other = _prepared(drawn_anew(model), pairs, metric, split_embedding)
+    full, empty = _ends(other, divergence)
+    share = threshold * abs((empty - full) / found.gap) if found.gap else threshold
+    drawn = _prune(other, divergence, share, absolute, candidates, None)
+    return found.replace(
+        compared=Compared(
+            overlap=_overlap(*(half.in_circuit.values for half in halves)),
+            halves=(len(halves[0].edges), len(halves[1].edges)),
+            drawn_edges=len(drawn.edges),
+            drawn_faithfulness=drawn.faithfulness,
+            passes=sum(one.passes for one in (*halves, drawn)),
+        )
+    )
 
 
 @question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
@@ -188,32 +267,58 @@ def acdc_curve(
     )
 
 
-def _prepared(model: ModelLike, pairs: PromptPairs, metric: MetricLike | None) -> CircuitRuns:
+def _overlap(first: Tensor, second: Tensor) -> float:
+    """Return the share of the edges of either circuit that are in both."""
+    either = int((first | second).sum())
+    return int((first & second).sum()) / either if either else math.nan
+
+
+def _prepared(
+    model: ModelLike, pairs: PromptPairs, metric: MetricLike | None, split_embedding: bool = False
+) -> CircuitRuns:
     if metric is not None:
-        return two_runs(model, pairs, metric, "acdc")
+        return two_runs(model, pairs, metric, "acdc", split_embedding=split_embedding)
     asked = contrast(model, pairs, "acdc")
     # the reference is what the model itself predicts, which has to be run first
-    runs = two_runs(model, asked, logit(0, pos=asked.pos), "acdc")
+    runs = two_runs(model, asked, logit(0, pos=asked.pos), "acdc", split_embedding=split_embedding)
     with torch.no_grad():
         reference = runs.logits(runs.clean)[0]
     return runs.measuring(kl_divergence(reference, pos=asked.pos))
 
 
+def _ends(runs: CircuitRuns, divergence: bool, rows: Int[Tensor, " row"] | slice = slice(None)) -> tuple[float, float]:
+    """Return the cost of the whole model, and that with every edge cut."""
+    with evaluating(runs.model), torch.no_grad():
+        passes = runs.logits(runs.clean), runs.run(runs.graph.allowed.values[None])
+        full, empty = (_costs(runs.measure(found), divergence, rows)[0] for found in passes)
+    return full, empty
+
+
+def _costs(values: Float[Tensor, "world batch"], divergence: bool, rows: Int[Tensor, " row"] | slice) -> list[float]:
+    """Return the mean cost over some prompts, world by world."""
+    return [value if divergence else -value for value in values[:, rows].mean(-1).tolist()]
+
+
 def _prune(
-    runs: CircuitRuns, divergence: bool, threshold: float, absolute: bool, candidates: int | None, report: Report
+    runs: CircuitRuns,
+    divergence: bool,
+    threshold: float,
+    absolute: bool,
+    candidates: int | None,
+    report: Report,
+    rows: Int[Tensor, " row"] | slice = slice(None),
 ) -> Acdc:
     allowed = runs.graph.allowed.values
     cut = torch.zeros_like(allowed)
     if candidates is not None:
         cut = allowed & ~_largest(runs, divergence, candidates)
-    sign = 1.0 if divergence else -1.0
 
     def cost(values: Float[Tensor, "world batch"]) -> list[float]:
-        return [sign * value for value in values.mean(-1).tolist()]
+        return _costs(values, divergence, rows)
 
+    full, empty = _ends(runs, divergence, rows)
     with evaluating(runs.model), torch.no_grad():
         known = runs.recorded(cut)
-        full, empty = (cost(runs.measure(found))[0] for found in (runs.logits(runs.clean), runs.run(allowed[None])))
         current = cost(runs.measure(runs.run(cut[None], known=known, start=len(runs.steps))))[0]
     search = _Search(runs, cut, current, threshold, absolute)
     waiting = [(r, u) for r, u in (allowed & ~cut).flip(0, 1).nonzero().tolist()]

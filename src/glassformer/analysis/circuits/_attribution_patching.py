@@ -38,7 +38,11 @@ from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.evaluation import evaluating
+from glassformer.provenance import Note, distinct
 from glassformer.trace import Tape
+from glassformer.words import sentence
+
+MISSED = 0.1  # of the difference between two runs, from where on what is not explained is said
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,6 +128,8 @@ class EdgeAttribution(Result):
         corrupt: Metric of the corrupt run, `batch`.
         gradient_at: Where gradients were taken.
         steps: How many gradients were averaged.
+        unexplained: What is left of corrupt less clean when the effects of all edges out of the embedding are taken
+            away, mean over prompts. Everything that differs enters there: gradients at points enough leave nothing.
         metric: Name of what was measured.
         runs: The two runs, for `verified`; not exported.
     """
@@ -137,8 +143,28 @@ class EdgeAttribution(Result):
     corrupt: Labelled
     gradient_at: GradientAt
     steps: int
+    unexplained: float
     metric: str
     runs: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that points on the way missed a step."""
+        return distinct(super().notes, self._missed())
+
+    def _missed(self) -> tuple[Note, ...]:
+        gap = float((self.corrupt.values - self.clean.values).double().mean())
+        if self.gradient_at != "inputs" or abs(self.unexplained) <= MISSED * abs(gap):
+            return ()
+        seen = sentence(
+            "Gradients at {steps} points explain {found:+.3f} of {gap:+.3f} that the {metric} changes by.",
+            steps=self.steps, found=gap - self.unexplained, gap=gap, metric=sentence(self.metric),
+        )  # fmt: skip
+        meaning = sentence(
+            "Where a part of the model is a step, points beside it see nothing: an edge whose estimate is 0 may do all "
+            "of the rest."
+        )
+        return (Note(seen, meaning, sentence("Ask for more points, or for exact effects: edge_effects.")),)
 
     @property
     def share(self) -> Labelled:
@@ -223,6 +249,7 @@ def attribute_edges(
     *,
     gradient_at: GradientAt = "clean",
     steps: int = 5,
+    split_embedding: bool = False,
     report: Report = None,
 ) -> EdgeAttribution:
     """Estimate what patching each edge would do: edge attribution patching.
@@ -233,13 +260,14 @@ def attribute_edges(
             over `steps` points on the way from the corrupt to the clean inputs of the stream, the clean one included.
             An edge has no `activations` of its own.
         steps: How many points.
+        split_embedding: Let token and position vectors be two senders, as in `circuit_graph`.
 
     Raises:
         AnalysisUnavailable: The metric does not depend differentiably on the logits, or gradients are asked for that
             edges do not have.
         ShapeMismatch: The prompts differ in shape.
     """
-    runs = two_runs(model, pairs, metric, "attribute_edges")
+    runs = two_runs(model, pairs, metric, "attribute_edges", split_embedding=split_embedding)
     scores = edge_scores(runs, gradient_at, steps, report)
     absent = ~runs.graph.allowed.values.to(scores.device)
     clean_value, corrupt_value = ends(runs)
@@ -256,9 +284,16 @@ def attribute_edges(
         corrupt=corrupt_value,
         gradient_at=gradient_at,
         steps=steps if gradient_at == "inputs" else 1,
+        unexplained=float((corrupt_value.values - clean_value.values).mean() - _out_of_inputs(runs, scores)),
         metric=runs.metric.name,
         runs=runs,
     )
+
+
+def _out_of_inputs(runs: CircuitRuns, scores: Float[Tensor, "batch receiver sender"]) -> Float[Tensor, ""]:
+    """Return the effects of all edges out of what enters the stream, and out of an encoder, taken together."""
+    entering = [*range(len(runs.graph.senders))[runs.columns[-1]], *runs.sources]
+    return scores[..., entering].sum((1, 2)).mean()
 
 
 def _add_effects(runs: CircuitRuns, point: Point, effect: Float[Tensor, "sender batch"]) -> None:

@@ -6,7 +6,13 @@ from glassformer.models import ModelLike
 
 
 def two_runs(
-    model: ModelLike, pairs: PromptPairs, metric: MetricLike | None, analysis: str, *, off: Off = "corrupt"
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None,
+    analysis: str,
+    *,
+    off: Off = "corrupt",
+    split_embedding: bool = False,
 ) -> CircuitRuns:
     """Return both runs of some pairs, with what is measured: by default what their answers are for.
 
@@ -21,5 +27,5 @@ def two_runs(
     chosen = found if metric is None or isinstance(metric, str) else metric
     return CircuitRuns(
         model, clean.inputs, corrupt.inputs, chosen, target=clean.target,
-        corrupt_target=corrupt.target, off=off,
+        corrupt_target=corrupt.target, off=off, split_embedding=split_embedding,
     )  # fmt: skip

@@ -5,7 +5,7 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
-from glassformer.analysis.circuits import Acdc, EdgeAttribution, PathPatching, Verified
+from glassformer.analysis.circuits import Acdc, Compared, EdgeAttribution, PathPatching, Verified
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import HELD, QUIET, bar, largest, section, table, tables
 from glassformer.words import sentence, spoken, spoken_each
@@ -98,8 +98,18 @@ def _(result: Acdc, top: int = N_ROWS) -> RenderableType:
         share=_percent(result.faithfulness),
     )  # fmt: skip
     parts = spoken("Parts: {parts}", parts=", ".join(result.nodes) or spoken("none"))
-    notes = [Text(line, style=QUIET) for line in (left, cost, parts)]
+    beside = [] if result.compared is None else [_compared(result.compared)]
+    notes = [Text(line, style=QUIET) for line in (left, cost, parts, *beside)]
     return section(spoken("The circuit that pruning leaves ({order})", order=spoken(result.order)), grid, *notes)
+
+
+def _compared(found: Compared) -> str:
+    return spoken(
+        "For each half of the prompts: {first:,} and {second:,} edges, {overlap} of them in both. With weights drawn "
+        "anew: {drawn:,} edges, which go {share} of the way. {passes:,} further passes.",
+        first=found.halves[0], second=found.halves[1], overlap=_percent(found.overlap), drawn=found.drawn_edges,
+        share=_percent(found.drawn_faithfulness), passes=found.passes,
+    )  # fmt: skip
 
 
 def _of_gap(share: float, value: float, most: float) -> Text:
