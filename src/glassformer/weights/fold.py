@@ -51,7 +51,8 @@ def fold(w: HeadWeights) -> HeadWeights:
     """Return folded copies of the matrices; the model keeps its own.
 
     The folded matrices give the same log-probabilities (`HeadWeights.logits` does the forward pass). Logits are shifted
-    by a constant per position, since the unembedding is centred over the vocabulary, unless logits are soft-capped.
+    by a constant per position, since the unembedding is centred over the vocabulary, unless logits are soft-capped, or
+    there is one alone, which no softmax is taken over.
 
     Raises:
         AnalysisUnavailable: A weight is NaN or infinite, which folding would spread over all that read it; or a norm
@@ -78,7 +79,7 @@ def fold(w: HeadWeights) -> HeadWeights:
     unembed = _times(final, w.U)
     out_bias = _sum(w.bU, _through(final, w.U))
     # a shift of all logits changes nothing where they are what is linear: not under a cap, nor of inner logits
-    if w.model.unembed.at_linear == "logits":
+    if w.model.unembed.at_linear == "logits" and w.shifts:
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
     # folded into whatever reads through them

@@ -312,6 +312,11 @@ class HeadWeights:
         layer.require_ov("full OV circuits")
         return (self.source_rows(layer, "value", source) @ layer.ov()) @ self.read_out()
 
+    @property
+    def shifts(self) -> bool:
+        """Whether a shift of all logits changes nothing: a softmax is taken over more than one of them."""
+        return self.U.shape[-1] > 1
+
     def direct(self) -> Factored:
         """Direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
 

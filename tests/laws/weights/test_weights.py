@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer import weights
+from glassformer import analysis, weights
 from glassformer.attention import Lightning, NoPositions, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, EncoderDecoder, LayerNorm, Learned, NoNorm, RmsNorm, block
@@ -250,3 +250,18 @@ def test_what_reads_through_a_norm_that_subtracts_the_mean_has_none():
         close(read.mean(-2), torch.zeros_like(read.mean(-2)), 1e-12)
     for read in weights.of(subject("llama").model, fold=True).Q:
         assert read.mean(-2).abs().max() > 0.01
+
+
+def test_a_single_output_is_read_as_it_is_and_not_up_to_a_shift():
+    config = DecoderConfig(11, 16, (block(n_heads=2), block(n_heads=2)), max_len=9, output_vocab_size=1, tied=False)
+    model = randomise(config.build().double(), seed=1, std=0.3)
+    ids = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(0))
+    w = weights.of(model, fold=True)
+    close(weights.logits(w, ids), model(ids))
+    close(weights.folded(model)(ids), model(ids))
+    assert not w.shifts and weights.of(subject("gpt2").model).shifts
+    strength = analysis.from_weights.virtual_weights(w).strength
+    assert strength.select(reader="unembed").values.isfinite().all()
+    pairs = analysis.vocabulary.token_pairs(w, "OV", k=2)
+    assert pairs.values.values.abs().min() > 0
+    assert analysis.vocabulary.skip_trigrams(w, k=2).effect.values.abs().max() > 0

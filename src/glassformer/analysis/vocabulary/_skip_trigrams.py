@@ -192,7 +192,7 @@ def skip_trigrams(
     direct, outputs = _direct(w), output_choice(w, ids)
     rows: list[tuple[Tensor, ...]] = []
     for layer in layers:
-        ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=True)
+        ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=w.shifts)
         look = _Looking(w, layer, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
         length = (wide(ov.left) @ decompositions.triangular(ov.right.mT).mT).norm(dim=-1)
@@ -266,7 +266,7 @@ def crossed_trigrams(
     rivals = _context(w, every, context)
     found = []
     for layer in layers:
-        effect = full_circuit(w, layer, "OV").centred(rows=centred).rows(s)[..., o]
+        effect = full_circuit(w, layer, "OV").centred(rows=centred and w.shifts).rows(s)[..., o]
         look = _Looking(w, layer, every, rivals, offsets)
         for h in range(len(effect)):
             attention = look.columns(h, s)[1][d]
@@ -339,7 +339,7 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     is_destination = (ids[..., None] == d).to(found.logits.dtype)
     removed = found.logits.new_zeros(*ids.shape, len(o))
     for h, layer in enumerate(layers):
-        effect = full_circuit(w, layer, "OV").centred(rows=crossed.centred).rows(s)[0][:, o]
+        effect = full_circuit(w, layer, "OV").centred(rows=crossed.centred and w.shifts).rows(s)[0][:, o]
         cells = crossed.wrong.values[h].to(effect) * effect[:, None]
         assert layer.head is not None
         mass = found[f"{layer.path}.pattern"].values[:, layer.head, :, -ids.shape[1] :] @ is_source
@@ -417,7 +417,7 @@ def _best(
 
 def _direct(w: HeadWeights) -> Factored:
     """Return the direct path as the heads' effects are given: rows centred, the final norm's own scale on each row."""
-    return w.direct().centred(rows=True)
+    return w.direct().centred(rows=w.shifts)
 
 
 def _require(w: HeadWeights, layer: AttentionWeights) -> None:

@@ -179,7 +179,8 @@ def token_pairs(
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     chosen = None if tokens is None else ids
     for layer, reads in _layers_reading(w, layers, through, ids):
-        table = full_circuit(w, layer, circuit, offsets, chosen, reads).centred(rows=True)
+        table = full_circuit(w, layer, circuit, offsets, chosen, reads)
+        table = table.centred(rows=circuit == "QK" or w.shifts)
         # maps of several streams come one after the other
         best = table.top(k, largest=largest)
         found.append(tuple(part.flatten(0, -2) for part in best))  # type: ignore[arg-type]
@@ -236,7 +237,7 @@ def token_circuits(
     labels: list[str] = []
     for layer, reads in _layers_reading(w, layers, through, place):
         row = (w.source_rows(layer, "value", "token", place) if reads is None else reads) @ layer.ov() @ w.read_out()
-        effects.append(row.centred(rows=True).dense()[:, 0])
+        effects.append(row.centred(rows=w.shifts).dense()[:, 0])
         labels += layer.labels
     effect = torch.cat(effects)
     k, most = min(k, effect.shape[-1]), k
