@@ -58,6 +58,25 @@ def test_blocks_give_what_the_pattern_gives(n_kv_heads: int, monkeypatch: pytest
             close(one, other)
 
 
+def test_blocks_of_padded_rows_give_what_the_pattern_gives_and_what_each_row_gives_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocked, "SHORTEST", 2)
+    lengths, x = torch.tensor([41, 1, 17, 4]), stream(4, 41).requires_grad_()
+    for first, window in ((2, 3), (5, 2), (0, 4), (7, 1)):
+        attention = layer(Streaming(first, window), Rope(), 1)
+        dense = attention(x, causal_context(x, lengths=lengths), tape=attention.tape("pattern"))
+        with monkeypatch.context() as without:
+            without.setattr(attention.mixer, "dense", lambda *given: pytest.fail("the pattern is made"))
+            found = attention(x, causal_context(x, lengths=lengths))
+        for row, length in enumerate(lengths.tolist()):
+            real = found[row : row + 1, :length]
+            close(real, dense[row : row + 1, :length])
+            close(real, attention(x[row : row + 1, :length]))
+        of_x = [torch.autograd.grad(z[2, :17].pow(3).sum(), x, retain_graph=True)[0] for z in (found, dense)]
+        close(of_x[0], of_x[1])
+
+
 def test_a_state_stays_as_large_as_it_is_and_goes_on_with_what_softmax_cannot_see() -> None:
     attention, x = layer(Streaming(2, 4), Rope()), stream(1, 20)
     state = attention.module.begin(1, x)
@@ -94,3 +113,7 @@ def test_a_long_text_makes_nothing_for_each_pair_of_positions() -> None:
     with Largest() as seen:
         attention(x, causal_context(x)).sum().backward()
     assert seen.numbers <= 2 * n * 512
+    x = x[:, : n // 4]
+    with Largest() as seen, torch.no_grad():
+        attention(x, causal_context(x, lengths=torch.tensor([n // 8])))
+    assert seen.numbers <= 2 * n // 4 * 512

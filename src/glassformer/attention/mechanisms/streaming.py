@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.arguments import Count, Natural
-from glassformer.attention.context import Context
+from glassformer.attention.context import Causal, Context, Padding
 from glassformer.attention.kernels.blocked import in_blocks, is_blocked, joined, window_pieces
 from glassformer.attention.kernels.fused import fused_softmax
 from glassformer.attention.kernels.growing import append
@@ -121,7 +121,10 @@ class StreamingMixer(Mixer, config=Streaming):
         return context.encoding.earlier(q, (context.positions - self.config.furthest).clamp_min(0))
 
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
-        counted = context.is_causal and context.first == 0 and not context.makes_scores
+        plain = context.looks_back and context.rule is None
+        # padding hides keys and moves no position, as long as positions are counted from the first
+        counted = plain and all(isinstance(term, Causal | Padding) for term in context.mask.terms)
+        counted = counted and context.first == 0 and not context.makes_scores
         if counted and q.shape[-2] <= self.config.furthest + 1:
             return fused_softmax(q, k, v, self.scale, context)
         if not counted or context.biased or not is_blocked(context, q.shape[-2], k.shape[-2], self.config.window):
@@ -134,7 +137,11 @@ class StreamingMixer(Mixer, config=Streaming):
         blocks, rows = len(query) // batch, query.shape[-2]
         # who has one of the first tokens in the window meets it there
         place = torch.arange(blocks * rows, device=q.device).view(blocks, 1, rows, 1)
-        behind = (place - torch.arange(first, device=q.device) >= size).repeat_interleave(batch, 0)
+        begins = torch.arange(first, device=q.device)
+        allowed = context.mask.allows(
+            torch.arange(context.mask.batch, device=q.device)[:, None, None], place.clamp_max(q.shape[-2] - 1), begins
+        )
+        behind = ((place - begins >= size) & allowed).expand(-1, batch, -1, -1).flatten(0, 1)[:, None]
         key, value = (x[..., :first, :].repeat(blocks, 1, 1, 1) for x in (k, v))
         parts = [Part(0, query, key, value, behind)] if first else []
         at = 0

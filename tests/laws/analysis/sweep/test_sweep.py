@@ -28,6 +28,7 @@ from glassformer.testing import close
 from glassformer.testing.layers import seeds
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, drawn, subject
 from glassformer.trace import Add, Apply, At, Edit, Scale, Set, Site, Take
+from one_pass import in_one_pass
 
 # a plan is several rows of several edits, and every row is run whole for comparison: few plans say much
 relaxed = settings(
@@ -43,6 +44,20 @@ def test_random_plans_give_the_numbers_of_the_plain_loop(name: str, data: Any, s
     case = subject(name, seed=seed)
     base, kwargs = batch_of(case, padded=data.draw(st.booleans()))
     check(case, base, data.draw(plans(case, seed)), data.draw(base_edits(case, seed)), data.draw, kwargs)
+
+
+@in_one_pass
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("common", [Scale("blocks.0.resid_pre", 1.5), Add("blocks.0.resid_pre", 0.7, at=At(pos=-1))])
+def test_an_edit_of_the_base_at_the_first_stream_is_made_once(name: str, common: Edit) -> None:
+    """Rows that begin in the first block begin at the tokens: the stream that enters it is kept as edited already."""
+    case = subject(name)
+    (tokens,) = case.inputs
+    rows = [[Scale("blocks.0.attn.z", 0.0, at=At(head=0))], [Scale("blocks.0.resid_pre", -1.0)], []]
+    found = sweep(case.model, tokens, rows, token_loss(tokens), base_edit=[common])
+    plain = one_by_one(case.model, tokens, rows, token_loss(tokens), base_edit=[common])
+    close(found.values.values, plain.values.values)
+    close(found.base.values, plain.base.values)
 
 
 @given(seed=seeds, alike=st.integers(0, 6))
