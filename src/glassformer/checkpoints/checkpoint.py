@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from glassformer.checkpoints.families import Source, assembled
-from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.checkpoints.tensors import Tensors
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.files.packaged import CONFIG
 from glassformer.models import Model, ModelConfig
 from glassformer.models.generation_rules import NO_RULES, GenerationRules
 from glassformer.numerics.decompositions import is_finite
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
+from glassformer.provenance import ModelNote
 
 
 class Origin(NamedTuple):
@@ -48,17 +49,19 @@ class Checkpoint:
         origin: Family and config, for a published layout.
         trained_length: Tokens of the longest rows the model was trained on; None if the folder does not say.
         generation: What the folder says of generating.
+        notes: What must be known of its weights.
     """
 
     folder: Path
     config: ModelConfig
     model: Any
     parts: Mapping[str, Source]
-    files: TensorFiles
+    files: Tensors
     stored: Mapping[str, str]
     origin: Origin | None = None
     trained_length: int | None = None
     generation: GenerationRules = NO_RULES
+    notes: tuple[ModelNote, ...] = ()
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -124,6 +127,7 @@ class Checkpoint:
     def tell(self, model: Model) -> None:
         """Let a model know what else the folder says of it."""
         model.origin, model.trained_length, model.generation = self.origin, self.trained_length, self.generation
+        model.checkpoint_notes = self.notes
 
     def fill(
         self,

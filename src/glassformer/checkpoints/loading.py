@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import Checkpoint
+from glassformer.checkpoints.gguf import GgufFile, gguf_of
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
 from glassformer.checkpoints.published import PublishedFolder
@@ -30,7 +31,7 @@ def load(
     stream: bool = False,
     allow_nonfinite: bool = False,
 ) -> Model:
-    """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
+    """Load a model: one that ships with the package, a folder, a GGUF file, or one of the Hugging Face hub by its id.
 
     A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
     its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
@@ -38,7 +39,7 @@ def load(
     meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
 
     Args:
-        name: Name, folder, or `owner/model`.
+        name: Name, folder, `.gguf` file, or `owner/model`.
         dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
             short to be small, come as float32. As `torch.bfloat16` or by name, `"bfloat16"`.
         device: Where to: a device by its name, or `"auto"`, this machine's accelerator if it has one and the CPU
@@ -54,6 +55,7 @@ def load(
         UnknownModel: No shipped model, no folder and no hub model of that name.
         CheckpointError: The folder is damaged, of a refused format, its weights do not fit its config, or are not
             finite.
+        MissingExtra: It is a GGUF file, and what reads those is not installed.
         ConfigError: There is no such device here, or weights are not computed in such a type.
     """
     kind, place = number_type(dtype), device_of(device)
@@ -61,6 +63,11 @@ def load(
     found = model_folder(folder)
     if not stream:
         found.check(weights_only=True)
+    if stream and found.in_memory:
+        raise CheckpointError(
+            f'"{folder}" is turned into numbers as a whole, so its blocks cannot stay in their file. Write it as '
+            f'safetensors first: glassformer convert "{folder}" OUT.'
+        )
     checkpoint = found.open()
     wanted = kind or found.loaded_as(checkpoint.dtype)
     if stream:
@@ -99,14 +106,17 @@ def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
     return model_folder(folder_of(name, revision, weights=False)).config
 
 
-def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
-    """Return a folder with what its config file says, read here and nowhere else.
+def model_folder(folder: Path) -> OwnFolder | PublishedFolder | GgufFile:
+    """Return a folder with what its config file says, read here and nowhere else; or a file that says it itself.
 
     A config is ours, damaged or not, unless it says what it is in other words.
 
     Raises:
         CheckpointError: There is no config file, it is not JSON, or it is ours and damaged.
     """
+    whole = folder if folder.is_file() else gguf_of(folder)
+    if whole is not None:
+        return GgufFile(whole)
     path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).exists()), None)
     if path is None and (folder / ADAPTER).exists():
         raise CheckpointError(_of_adapter(folder))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from glassformer.arguments import checked
 from glassformer.checkpoints import hub, run_steps
-from glassformer.checkpoints.tensors import WEIGHTS
+from glassformer.checkpoints.tensors import GGUF, WEIGHTS
 from glassformer.errors import CheckpointError, UnknownModel, nearest
 from glassformer.files.packaged import CONFIG, shipped, shipped_folder
 
@@ -18,7 +18,7 @@ NEAR = 0.75
 def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
 
-    A run folder stands for the newest of its checkpoints.
+    A GGUF file is a model by itself. A run folder stands for the newest of its checkpoints.
 
     Raises:
         UnknownModel: None of them is there; where a folder has nearly that name, the hub is not asked.
@@ -29,6 +29,8 @@ def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = 
     folder = Path(name)
     # os.path, unlike Path, takes any text for a name that may not exist, however long
     if not os.path.isdir(folder):
+        if os.path.isfile(folder) and folder.suffix == GGUF:
+            return folder
         if os.path.isfile(folder):
             raise CheckpointError(f'"{folder}" is a file; give the folder that holds {CONFIG} and {WEIGHTS}.')
         require_no_slip(str(name), revision)

@@ -31,6 +31,7 @@ from glassformer.files.reading import MOST_TOKENIZER, opened, read, reason
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
 from glassformer.models.generation_rules import NO_RULES, GenerationRules
 from glassformer.numerics.placement import NumberType, number_type
+from glassformer.provenance import ModelNote
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
@@ -64,7 +65,9 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
     contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
     digests = {name: sha256(content) for name, content in contents.items()}
     # the envelope goes last: a folder without it is no model yet
-    said = envelope(model.config, digests, model.origin, tokenizers, model.trained_length, model.generation)
+    said = envelope(
+        model.config, digests, model.origin, tokenizers, model.trained_length, model.generation, model.checkpoint_notes
+    )
     return files.write_all(folder, contents | {CONFIG: said})
 
 
@@ -87,6 +90,7 @@ def envelope(
     tokenizers: Mapping[str, Tokenizer] | None = None,
     trained_length: int | None = None,
     generation: GenerationRules = NO_RULES,
+    notes: tuple[ModelNote, ...] = (),
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -97,6 +101,7 @@ def envelope(
         tokenizers: Its tokenizers by attribute, whose special tokens their files do not tell.
         trained_length: Tokens of the longest rows it was trained on.
         generation: What it says of generating.
+        notes: What must be known of its weights.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
@@ -111,6 +116,8 @@ def envelope(
         said["trained_length"] = trained_length
     if generation != NO_RULES:
         said["generation"] = generation.to_dict()
+    if notes:
+        said["notes"] = [note.to_dict() for note in notes]
     return json_text(said, indent=1)
 
 
@@ -132,6 +139,7 @@ class OwnFolder:
     said: Any
     # copied, a model computes to the last bit what it computed when it was saved
     mapped: ClassVar[bool] = False
+    in_memory: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_envelope(self.said, self.path)
@@ -178,6 +186,18 @@ class OwnFolder:
         except ConfigError as error:
             raise CheckpointError(f'"{self.path}": {error}') from error
 
+    @property
+    def notes(self) -> tuple[ModelNote, ...]:
+        """What must be known of its weights; none in folders that say nothing.
+
+        Raises:
+            CheckpointError: What stands there are no notes.
+        """
+        try:
+            return tuple(ModelNote.from_dict(note) for note in self.said.get("notes", ()))
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(f'"{self.path}": "notes" must be a list of notes, or be left out.') from error
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, nothing read but headers; contents are not checked, see `check`.
 
@@ -200,6 +220,7 @@ class OwnFolder:
             origin=self.origin,
             trained_length=self.trained_length,
             generation=self.generation,
+            notes=self.notes,
         )
 
     def check(self, weights_only: bool = False) -> None:
@@ -266,8 +287,9 @@ def _check_envelope(said: Any, path: Path) -> None:
     if type(said.get("format")) is not int or said["format"] != FORMAT:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
+    entries = {"format", "model", "origin", "sha256", "trained_length", "generation", "notes", "chat", *TOKENIZERS}
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", "generation", "chat", *TOKENIZERS}),
+        *(said.keys() - entries),
         *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:

@@ -22,10 +22,11 @@ from glassformer.checkpoints.families import (
 )
 from glassformer.checkpoints.generation import rules_of
 from glassformer.checkpoints.quantised import require_unquantised
-from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.checkpoints.tensors import TensorFiles, Tensors
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError
 from glassformer.models import ModelConfig
+from glassformer.provenance import ModelNote
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class PublishedFolder:
     mapped: ClassVar[bool] = True
     # published files come without digests
     digest: ClassVar[str] = ""
+    in_memory: ClassVar[bool] = False
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -58,44 +60,7 @@ class PublishedFolder:
         """
         # what no family covers is told before the files are looked for
         translated(self.said, self.path)
-        files = TensorFiles(self.folder)
-        family, ours = translated(self.said, self.path, files)
-        quantised = [(name, tensor.stored_as) for name, tensor in files.items() if tensor.dtype is None]
-        # a tensor may hold all layers
-        n_tensors = len(files) if not family.holds else sum(t.shape[0] for t in files.values() if t.shape)
-        model = skeleton(ours, n_tensors, self.folder)
-        with _read_as(family, self.path):
-            table = family.table(Fields(self.said, str(self.path)), ours)
-        parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
-        files = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
-        if files.wrapper:
-            logging.getLogger(__name__).warning(
-                '"%s": all names of tensors begin with "%s", which a wrapper of the model put there; it is taken off.',
-                self.folder,
-                files.wrapper,
-            )
-        stored = stored_names(family, parts, files, ours)
-        wanted = set(stored.values())
-        for name, kind in quantised:
-            if name in wanted:
-                raise CheckpointError(
-                    f'"{self.folder}": "{name}" is stored as {kind}; weights of F16, BF16, F32 and F64 are read, '
-                    "quantised ones are not."
-                )
-        origin = Origin(family.name, dict(self.said))
-        with _read_as(family, self.path):
-            trained = trained_length(family, Fields(self.said, str(self.path)), ours)
-        return Checkpoint(
-            folder=self.folder,
-            config=ours,
-            model=model,
-            parts=parts,
-            files=files,
-            stored=stored,
-            origin=origin,
-            trained_length=trained,
-            generation=rules_of(self.folder, self.said, ours),
-        )
+        return checkpoint_of(self.said, self.path, TensorFiles(self.folder))
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: published files come without digests."""
@@ -112,6 +77,58 @@ class PublishedFolder:
     def lack_of_tokenizer(self) -> str:
         """Return why it has no tokenizer that can be read."""
         return lack_of_tokenizer(self.folder)
+
+
+def checkpoint_of(said: Mapping[str, Any], path: Path, files: Tensors, notes: tuple[ModelNote, ...] = ()) -> Checkpoint:
+    """Return a checkpoint of a published config and its tensors.
+
+    Args:
+        said: What the config says.
+        path: Its file.
+        files: The tensors.
+        notes: What must be known of its weights.
+
+    Raises:
+        CheckpointError: No family covers it, or config and tensors do not fit each other.
+    """
+    family, ours = translated(said, path, files)
+    quantised = [(name, tensor.stored_as) for name, tensor in files.items() if tensor.dtype is None]
+    # a tensor may hold all layers
+    n_tensors = len(files) if not family.holds else sum(t.shape[0] for t in files.values() if t.shape)
+    model = skeleton(ours, n_tensors, files.folder)
+    with _read_as(family, path):
+        table = family.table(Fields(said, str(path)), ours)
+    parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
+    files = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
+    if files.wrapper:
+        logging.getLogger(__name__).warning(
+            '"%s": all names of tensors begin with "%s", which a wrapper of the model put there; it is taken off.',
+            files.folder,
+            files.wrapper,
+        )
+    stored = stored_names(family, parts, files, ours)
+    wanted = set(stored.values())
+    for name, kind in quantised:
+        if name in wanted:
+            raise CheckpointError(
+                f'"{files.folder}": "{name}" is stored as {kind}; weights of F16, BF16, F32 and F64 are read, '
+                "quantised ones are not."
+            )
+    origin = Origin(family.name, dict(said))
+    with _read_as(family, path):
+        trained = trained_length(family, Fields(said, str(path)), ours)
+    return Checkpoint(
+        folder=files.folder,
+        config=ours,
+        model=model,
+        parts=parts,
+        files=files,
+        stored=stored,
+        origin=origin,
+        trained_length=trained,
+        generation=rules_of(files.folder, said, ours),
+        notes=notes,
+    )
 
 
 def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = ()) -> tuple[Family, ModelConfig]:

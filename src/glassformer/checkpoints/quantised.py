@@ -37,7 +37,7 @@ def require_unquantised(config: Mapping[str, Any], where: Path, names: Collectio
             f'"{where.parent}" holds quantised weights ({found}). Weights in F16, BF16, F32 and F64 are read: what is '
             "computed from rounded codes and scales is not the published model.\n    Take the checkpoint it was made "
             "from, or have the library that wrote it dequantise it: in transformers, model.dequantize() and then "
-            "model.save_pretrained(FOLDER)."
+            "model.save_pretrained(FOLDER). A GGUF file opens, as the rounded model that it holds."
         )
 
 

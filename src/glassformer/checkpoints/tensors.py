@@ -25,6 +25,8 @@ from glassformer.numerics.decompositions import is_finite
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+# of files of llama.cpp, each a whole model
+GGUF = ".gguf"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".msgpack", ".h5")
 
 # of an adapter's weights, which are no model by themselves
@@ -76,7 +78,39 @@ class StoredTensor(NamedTuple):
     stop: int
 
 
-class TensorFiles(Mapping[str, StoredTensor]):
+class Tensors(Mapping[str, StoredTensor]):
+    """What tensors there are under which names, and reading them: from files, or from where they are held.
+
+    Args:
+        folder: Where they come from.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # what stands before every name in the files, and is no part of it
+        self.wrapper = ""
+
+    def unwrapped(self, names: Collection[str]) -> "Tensors":
+        """Return the same tensors without what wrappers put before the name of every one.
+
+        Args:
+            names: Those that are looked for; what one of them begins with is no wrapper's.
+        """
+        return self
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor as it is stored."""
+        raise NotImplementedError
+
+    def as_stored(self, name: str) -> Tensor:
+        """Return a tensor of any type: masks are no numbers that weights could be."""
+        return self.read(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give back the memory of tensors that can be read once more."""
+
+
+class TensorFiles(Tensors):
     """What lies in a folder's safetensors files: a mapping from tensor name to where it lies.
 
     Args:
@@ -88,9 +122,7 @@ class TensorFiles(Mapping[str, StoredTensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        # what stands before every name in the files, and is no part of it
-        self.wrapper = ""
+        super().__init__(folder)
         self._places: dict[str, StoredTensor] = {}
         self._mapped: dict[Path, mmap.mmap] = {}
         files, index = _files(folder)
@@ -125,11 +157,7 @@ class TensorFiles(Mapping[str, StoredTensor]):
             )
 
     def unwrapped(self, names: Collection[str]) -> "TensorFiles":
-        """Return the same files without what wrappers put before the name of every tensor: their `wrapper`.
-
-        Args:
-            names: Those that are looked for; what one of them begins with is no wrapper's.
-        """
+        """Return the same files without what wrappers put before the name of every tensor: their `wrapper`."""
         wrapper = ""
         while len(self) and (
             found := next((p for p in WRAPPERS if all(n.startswith(wrapper + p) for n in self._places)), None)
@@ -168,6 +196,11 @@ class TensorFiles(Mapping[str, StoredTensor]):
         # a file that mixes types need not keep its tensors at multiples of their size
         content = content if content.data_ptr() % place.dtype.itemsize == 0 else content.clone()
         return content.view(place.dtype).view(place.shape)
+
+    def as_stored(self, name: str) -> Tensor:
+        """Return a copy of a tensor of any type: masks are no numbers that weights could be."""
+        with safe_open(self._places[name].path, "pt") as file:
+            return file.get_tensor(self.wrapper + name)
 
     def release(self, names: Iterable[str]) -> None:
         """Give back the memory of tensors' pages; whoever looks at them again gets them from the file once more."""

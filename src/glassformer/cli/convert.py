@@ -35,7 +35,7 @@ def convert(
         glassformer convert gpt-4l gpt-4l-hooked --to transformer-lens
 
     Args:
-        source: A shipped model, a folder of any layout that can be read, or a hub id.
+        source: A shipped model, a folder of any layout that can be read, a GGUF file, or a hub id.
         folder: Where to; nothing is overwritten.
         to: The layout.
         dtype: Of the weights; every tensor keeps its own by default.

@@ -21,6 +21,7 @@ from glassformer.models.output_layer import OutputLayer
 from glassformer.models.reading import Inputs, read, tokenizer_for
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
+from glassformer.provenance import ModelNote
 from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 
@@ -151,7 +152,8 @@ class Model(nn.Module):
     family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates
     of the stream mean, where each does by itself; runs label the axis `d_model` with them. `trained_length` is
     how many tokens the longest rows of its training had, None if nobody says; what it can be given, `max_len`, may be
-    more. `generation` is what a published checkpoint says of generating.
+    more. `generation` is what a published checkpoint says of generating, `checkpoint_notes` what must be known of its
+    weights.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -174,6 +176,7 @@ class Model(nn.Module):
         self.origin: Any = None
         self.trained_length: int | None = None
         self.generation = NO_RULES
+        self.checkpoint_notes: tuple[ModelNote, ...] = ()
         self.name = name
         self._coordinate_names: tuple[str, ...] = ()
 

@@ -358,7 +358,8 @@ def notes_of(model: Any, output: Side, source: Side | None = None) -> tuple[Note
     sides = (*before, output)
     longest = max((count for side in sides for count in side.counts), default=0)
     of_length = length_note(longest, getattr(model, "trained_length", None))
-    return distinct(*(side.specials for side in sides), *(side.odd for side in sides), of_length)
+    of_weights = getattr(model, "checkpoint_notes", ())
+    return distinct(*(side.specials for side in sides), *(side.odd for side in sides), of_length, of_weights)
 
 
 def read_side(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from glassformer.words import Sentence, sentence, spoken
 
@@ -31,8 +31,13 @@ class Note:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Note":
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         return cls(str(data["seen"]), str(data["meaning"]), str(data["advice"]))
+
+
+@dataclass(frozen=True)
+class ModelNote(Note):
+    """One warning on a model's weights, which holds whatever the model reads."""
 
 
 # notes on what an analysis read, while it is at work; None outside
@@ -69,7 +74,7 @@ def about(said: Callable[[str], Sentence]) -> Iterator[None]:
         yield
     finally:
         _GATHERED.reset(token)
-    tell(replace(note, seen=said(note.seen)) for note in found)
+    tell(note if isinstance(note, ModelNote) else replace(note, seen=said(note.seen)) for note in found)
 
 
 def is_gathering() -> bool:

@@ -57,7 +57,7 @@ def folded(model: ModelLike) -> Any:
     with torch.no_grad():
         _fill(made, model, w)
     made.tokenizer, made.no_tokenizer = model.tokenizer, model.no_tokenizer
-    made.generation = model.generation
+    made.generation, made.checkpoint_notes = model.generation, model.checkpoint_notes
     made.own_tokenizers = dict(model.own_tokenizers)
     made.coordinate_names = model.coordinate_names
     made.name = f"{model.name} folded"

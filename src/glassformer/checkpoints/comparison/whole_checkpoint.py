@@ -30,7 +30,7 @@ from glassformer.checkpoints.comparison.reference import (
     relative,
     wide,
 )
-from glassformer.checkpoints.loading import load, open_folder
+from glassformer.checkpoints.loading import load, model_folder, open_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
@@ -141,6 +141,11 @@ def parity(
     tell = report or (lambda done, total, now: None)
     library()
     folder = folder_of(name, revision)
+    if model_folder(folder).in_memory:
+        raise CheckpointError(
+            f'"{folder}" is read by the library that it would be compared with. Write it as safetensors and compare '
+            f'those: glassformer convert "{folder}" OUT --to huggingface.'
+        )
     checkpoint = open_folder(folder)
     if checkpoint.origin is None:
         raise CheckpointError(

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.families import FAMILIES, Family
-from glassformer.checkpoints.tensors import StoredTensor
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
 
@@ -61,15 +60,9 @@ def leftovers_of(checkpoint: Checkpoint) -> Leftovers:
     names = {name: [stored, *copies.get(name, [])] for name, stored in checkpoint.stored.items()}
     used = {stored for several in names.values() for stored in several}
     before = checkpoint.files.wrapper
-    unused = {before + name: _any(place, before + name) for name, place in checkpoint.files.items() if name not in used}
+    unused = {before + name: checkpoint.files.as_stored(name) for name in checkpoint.files if name not in used}
     names = {name: [before + stored for stored in several] for name, several in names.items()}
     return Leftovers({name: several for name, several in names.items() if several != [name]}, unused)
-
-
-def _any(place: StoredTensor, name: str) -> Tensor:
-    """Return a tensor of any type: masks are no numbers that weights could be."""
-    with safe_open(place.path, "pt") as file:
-        return file.get_tensor(name)
 
 
 def _of_ours(path: Path) -> Leftovers:

@@ -64,7 +64,7 @@ def convert(
     matrix come and go freely, since the model computes the same with them and without.
 
     Args:
-        source: A shipped model, a folder of any layout that can be read, or a hub id.
+        source: A shipped model, a folder of any layout that can be read, a GGUF file, or a hub id.
         folder: Where to; must not be there yet, or be empty.
         to: `glassformer`, or a key of `LAYOUTS`.
         dtype: Of the weights; every tensor keeps its own by default.
@@ -274,7 +274,13 @@ def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer
     written = [*weights, *(TOKENIZERS[name] for name in tokenizers)]
     digests = {name: sha256_of(place / name) for name in written}
     return envelope(
-        checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length, checkpoint.generation
+        checkpoint.config,
+        digests,
+        checkpoint.origin,
+        tokenizers,
+        checkpoint.trained_length,
+        checkpoint.generation,
+        checkpoint.notes,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.checkpoints.families.family import Family, Piece, Table
-from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.checkpoints.tensors import Tensors
 from glassformer.errors import CheckpointError, ConfigError, nearest
 
 
@@ -158,7 +158,7 @@ def _write(part: Tensor, ours: Tensor, name: str, theirs: str) -> None:
     part.copy_(ours)
 
 
-def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles, config: Any) -> dict[str, str]:
+def stored_names(family: Family, parts: Mapping[str, Source], files: Tensors, config: Any) -> dict[str, str]:
     """The names that tensors have in the files, for each of theirs that a model needs.
 
     Args:
@@ -207,7 +207,7 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles
     return stored
 
 
-def _require_as_computed(files: TensorFiles, name: str, made: Callable[[Any, int], Tensor], config: Any) -> None:
+def _require_as_computed(files: Tensors, name: str, made: Callable[[Any, int], Tensor], config: Any) -> None:
     """Raise `CheckpointError` unless a tensor holds what our model computes in its place."""
     found = files.read(name).float()
     ours = made(config, len(found)).float()
@@ -223,14 +223,14 @@ def _require_as_computed(files: TensorFiles, name: str, made: Callable[[Any, int
         )
 
 
-def _same(files: TensorFiles, one: str, other: str) -> bool:
+def _same(files: Tensors, one: str, other: str) -> bool:
     if files[one].shape != files[other].shape:
         return False
     rows = zip(files.read(one).split(4096), files.read(other).split(4096))
     return all(torch.equal(a, b) for a, b in rows)
 
 
-def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
+def _prefix(family: Family, wanted: Mapping[str, None], files: Tensors) -> Callable[[str], str]:
     """Return how a name is written in these files: as in the table, with a prefix more or less, with old endings."""
 
     def with_less(prefix: str) -> Callable[[str], str]:
