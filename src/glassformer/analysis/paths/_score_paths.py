@@ -74,7 +74,7 @@ class ScorePaths(Result):
 
         Of all queries and keys they are components squared times positions squared; ask for one `query` of a long text.
         """
-        names = ("stream", "query_component", "key_component", "query", "key", "d_head")
+        names: list[str] = ["stream", "query_component", "key_component", "query", "key", "d_head"]
         letters = dict(zip(names, "sabijd"))
         q, k = ("".join(letters[axis] for axis in side.axes) for side in (self.queries, self.keys))
         order = [axis for axis in names[:-1] if letters[axis] in q + k]
