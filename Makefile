@@ -22,7 +22,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full --annotations al
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families pictures patterns bench format
+.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families pictures patterns bench real format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -90,6 +90,10 @@ pictures: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py --json benchmarks/results/$(shell uname -m)-$(shell nproc)-cores.json
+
+# a real language model from the package index, through every command of the README; half an hour
+real: $(DEV)
+	$(BIN)/python benchmarks/real_models.py --json benchmarks/results/real-models.json
 
 format: $(DEV)
 	$(BIN)/ruff check --fix

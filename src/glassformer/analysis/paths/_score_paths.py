@@ -48,9 +48,10 @@ class ScorePaths(Result):
     The numbers of a query matter up to what they have in common over keys, which softmax does not see.
 
     Args:
-        terms: `[stream] query_component key_component [query key]`, in units of scores; `query` and `key` only where no
-            single position was asked for. Entries where attention is not allowed are computed like the others.
-        classes: Sum of the terms of each class, `[stream] class [query key]`.
+        queries: What each component makes of the queries, the scale of scores included, `query_component [stream]
+            [query] d_head`; `query` (and `key` below) only where no single position was asked for.
+        keys: What each makes of the keys, `key_component [stream] [key] d_head`.
+        classes: Sum of the terms of each class, `[stream] class [query key]`. What is not attended to is computed too.
         position_bias: What is added to the score for the distance alone (ALiBi), `[query key]`; 0 without.
         total: The sum of all of it, `[stream] [query key]`; where scores are capped the raw score, which is the sum of
             the terms: the position bias is added behind the cap.
@@ -58,13 +59,29 @@ class ScorePaths(Result):
     """
 
     HEADLINE = ("classes", "total")
-    SIGNED = ("terms", "classes", "position_bias", "total")
+    SIGNED = ("queries", "keys", "classes", "position_bias", "total")
 
-    terms: Labelled
+    queries: Labelled
+    keys: Labelled
     classes: Labelled
     position_bias: Labelled
     total: Labelled
     label: str
+
+    @property
+    def terms(self) -> Labelled:
+        """The terms, `[stream] query_component key_component [query key]`, in units of scores: queries times keys.
+
+        Of all queries and keys they are components squared times positions squared; ask for one `query` of a long text.
+        """
+        names: list[str] = ["stream", "query_component", "key_component", "query", "key", "d_head"]
+        letters = dict(zip(names, "sabijd"))
+        q, k = ("".join(letters[axis] for axis in side.axes) for side in (self.queries, self.keys))
+        order = [axis for axis in names[:-1] if letters[axis] in q + k]
+        values = torch.einsum(
+            f"{q},{k}->{''.join(letters[axis] for axis in order)}", self.queries.values, self.keys.values
+        )
+        return Labelled(values, tuple(order), {**self.queries.coords, **self.keys.coords})
 
 
 def score_sites(model: ModelLike) -> list[str]:
@@ -111,9 +128,9 @@ def score_paths(
     q, k = part.mixer.queries(q, context)[..., h, :, :], part.mixer.keys(k)[..., h, :, :]
     places = [None if p is None else run.place(p) for p in (query, key)]
     q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
-    # component [stream] pos d_head, twice -> [stream] component component query key
-    terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * part.mixer.scale
-    bias = terms.new_zeros(terms.shape[-2:])
+    q = q * part.mixer.scale
+    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    bias = q.new_zeros(n_queries, n_keys)
     if part.mixer.traits.capped_scores:
         tell([CAPPED])
     if part.positions.has_bias:
@@ -121,14 +138,13 @@ def score_paths(
         for axis, p in enumerate(places):
             whole = whole if p is None else whole.narrow(axis, p, 1)
         bias = whole
-    earlier = torch.tensor([c.head is not None for c in components], device=terms.device)
-    classes = torch.stack([
-        terms[..., m[0].nonzero()[:, 0], :, :, :][..., m[1].nonzero()[:, 0], :, :].sum((-4, -3))
-        for m in ((~earlier, ~earlier), (earlier, ~earlier), (~earlier, earlier), (earlier, earlier))
-    ], -3)  # fmt: skip
+    earlier = torch.tensor([c.head is not None for c in components], device=q.device)
+    # the terms of a class sum to the product of the sums of its components
+    asking, asked = ([u[there].sum(0) for there in (~earlier, earlier)] for u in (q, k))
+    classes = torch.stack([asking[i] @ asked[j].mT for j in (0, 1) for i in (0, 1)], -3)
     total = classes.sum(-3)
     total = total if part.mixer.traits.capped_scores else total + bias
-    return _labelled(run, head, [c.label for c in components], terms, classes, bias, total, places)
+    return _labelled(run, head, [c.label for c in components], (q, k), classes, bias, total, places)
 
 
 def _projected(run: Run, layer: SubLayer, part: AttentionLayer) -> tuple[list[Component], Tensor, Tensor, Context]:
@@ -231,20 +247,24 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
 
 
 def _labelled(
-    run: Run, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor, total: Tensor,
+    run: Run, head: str, names: list[str], sides: tuple[Tensor, Tensor], classes: Tensor, bias: Tensor, total: Tensor,
     places: list[int | None],
 ) -> ScorePaths:  # fmt: skip
     tokens: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     kept: dict[str, Any] = {}
-    for axis, (name, place) in zip((-2, -1), zip(("query", "key"), places)):
-        if place is None:
-            kept[name] = tokens[: terms.shape[axis]]
+    factors: list[Labelled] = []
+    lead = ("stream",) if classes.ndim == 4 else ()
+    for name, place, side in zip(("query", "key"), places, sides):
+        own: dict[str, Any] = {} if place is not None else {name: tokens[: side.shape[-2]]}
+        values = side if place is None else side[..., 0, :]
+        axes = (f"{name}_component", *lead, *own, "d_head")
+        factors.append(Labelled(values, axes, {f"{name}_component": names} | own))
+        kept |= own
     where = tuple(slice(None) if place is None else 0 for place in places)
-    lead = ("stream",) if terms.ndim == 5 else ()
     tail = tuple(kept)
-    inner: dict[str, Any] = {"query_component": names, "key_component": names}
     return ScorePaths(
-        Labelled(terms[(..., *where)], (*lead, *inner, *tail), inner | kept),
+        factors[0],
+        factors[1],
         Labelled(classes[(..., *where)], (*lead, "class", *tail), {"class": list(CLASSES)} | kept),
         Labelled(bias[where], tail, kept),
         Labelled(total[(..., *where)], (*lead, *tail), kept),

@@ -67,6 +67,13 @@ def test_terms_sum_to_the_scores_in_any_small_model(found: Subject) -> None:
     compare(found)
 
 
+def test_what_is_kept_of_a_long_text_does_not_grow_with_its_terms() -> None:
+    found = score_paths(induction_model(), repeated(), head="L1H0")
+    parts = (found.queries, found.keys, found.classes, found.position_bias, found.total)
+    n, components = found.total.size("query"), found.queries.size("query_component")
+    assert sum(part.values.numel() for part in parts) < components**2 * n**2
+
+
 def at_the_match(model: torch.nn.Module) -> tuple[Run, ScorePaths]:
     ids = repeated()
     done = run(model, ids, read=[score_paths])
