@@ -199,7 +199,7 @@ def test_a_sweep_that_was_kept_is_not_run_again(
 
 def test_tracing_restores_what_the_noise_on_the_subject_took(call: Any) -> None:
     # the encoder's state of the noun is where the answer is: nothing else was corrupted
-    text = ["我吃了一个苹果", "--target", "I ate an", "--subject", "苹果", "--answer", "apple", "--samples", "2"]
+    text = ["我吃了一个苹果", "--target", "I ate an", "--subject", "苹果", "--answer", "apple", "--samples", "6"]
     out, document = call("trace", "zh-en", *text, "--kinds", "state")
     (found,) = document["results"]
     effect = gf.Labelled.from_dict(found["values"]).values.mean(-1) - torch.tensor(found["corrupt"]["values"]).mean(

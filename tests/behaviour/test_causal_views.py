@@ -27,7 +27,7 @@ NOT_LOWERED = "The noise does not lower the"
 
 @pytest.fixture(scope="module")
 def trace() -> CausalTrace:
-    return causal_trace(gf.load("attn-only-2l"), "import os\nimport sys\nimport", "os", samples=6, kinds=["state"])
+    return causal_trace(gf.load("attn-only-2l"), "import numpy as np\nimport numpy", "numpy", samples=6, kinds=["state"])
 
 
 def shifted(trace: CausalTrace, by: float) -> CausalTrace:
@@ -96,7 +96,7 @@ def test_the_command_says_that_the_noise_lowers_nothing_everywhere_in_the_same_w
 
 
 def test_an_answer_that_the_noise_lowers_has_shares(trace: CausalTrace) -> None:
-    found = shifted(trace, -2.0)
+    found = shifted(trace, -9.0)
     assert found.share.values.isfinite().all()
     shown = " ".join(lines(found))
     assert NOT_LOWERED not in shown and "share of probability brought back" in shown

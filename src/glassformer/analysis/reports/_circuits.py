@@ -35,7 +35,14 @@ from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens,
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
-from glassformer.analysis.reports._circuits_findings import copies_from, doubts, findings, induction_heads, verdict
+from glassformer.analysis.reports._circuits_findings import (
+    copies_from,
+    doubts,
+    findings,
+    induction_heads,
+    stands_out,
+    verdict,
+)
 from glassformer.analysis.reports.circuits_document import (
     Circuits,
     EdgeFacts,
@@ -298,15 +305,14 @@ def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) ->
 def _trigrams(model: Model, w: HeadWeights, tokens: Any, k: int, seed: int) -> tuple[tuple[TrigramFacts, ...], float]:
     """Return the rules of the first layer's heads, and what the largest adds with weights drawn anew.
 
-    None where the largest of the model adds no more than twice that: the largest of very many vary little. Of small
-    vocabularies they vary, so what one draw does not settle is settled by the median of five.
+    Largest of very many vary little. Of small vocabularies they vary, so what one draw does not settle is settled by
+    the median of five.
     """
     found, drawn = _rules(w, tokens, k), list[float]()
-    while len(drawn) < 5 and not (len(drawn) == 1 and found and found[0].score > 2 * drawn[0]):
+    while len(drawn) < 5 and not (len(drawn) == 1 and found and stands_out(found[0], drawn[0])):
         rules = _rules(weights.of(drawn_anew(model, seed + len(drawn)), fold=True), tokens, 1)
         drawn.append(max((rule.score for rule in rules), default=0.0))
-    chance = statistics.median(drawn)
-    return (found if found and found[0].score > 2 * chance else ()), chance
+    return found, statistics.median(drawn)
 
 
 def _rules(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from glassformer.analysis.heads.roles import NAMED
-from glassformer.analysis.reports.circuits_document import Circuits, EdgeFacts, HeadCircuits
+from glassformer.analysis.reports.circuits_document import Circuits, EdgeFacts, HeadCircuits, TrigramFacts
 from glassformer.words import Sentence, listed, sentence
 
 COPIES, RAISES = 0.5, 3.0
@@ -215,15 +215,27 @@ def _chance(report: Circuits) -> str:
     return least if least == most else sentence("{least} to {most}", least=least, most=most)
 
 
+def stands_out(rule: TrigramFacts, chance: float) -> bool:
+    """Whether a skip-trigram adds more than twice what the largest does with weights drawn anew."""
+    return rule.score > 2 * chance
+
+
 def _trigrams(report: Circuits, chance: float) -> Iterator[Sentence]:
     rule = next(iter(report.trigrams), None)
-    if rule is not None:
+    if rule is None:
+        return
+    if not stands_out(rule, chance):
         yield sentence(
-            "Strongest skip-trigram: {source!r} … {destination!r} -> {out!r} by {head} (attention {attention:.2f}, "
-            "{effect:+.1f} logits); with weights drawn anew the largest adds {chance:.2f}.",
-            chance=chance, source=rule.source, destination=rule.destination, out=rule.out, head=rule.head,
-            attention=rule.attention, effect=rule.effect,
+            "No skip-trigram stands out: the largest adds {score:.2f}, with weights drawn anew {chance:.2f}.",
+            score=rule.score, chance=chance,
         )  # fmt: skip
+        return
+    yield sentence(
+        "Strongest skip-trigram: {source!r} … {destination!r} -> {out!r} by {head} (attention {attention:.2f}, "
+        "{effect:+.1f} logits); with weights drawn anew the largest adds {chance:.2f}.",
+        chance=chance, source=rule.source, destination=rule.destination, out=rule.out, head=rule.head,
+        attention=rule.attention, effect=rule.effect,
+    )  # fmt: skip
 
 
 def _copying(report: Circuits) -> Iterator[Sentence]:

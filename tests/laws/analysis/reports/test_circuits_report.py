@@ -145,7 +145,10 @@ def test_skip_trigrams_are_listed_with_the_two_that_one_head_cannot_help(turn: T
     assert [rule.effect for rule in found.trigrams] == pytest.approx(
         [6 - 6 / 3 * (1 if n_heads == 1 else 0.5)] * len(listed)
     )
-    assert named(found) == {} and any(line.startswith("Strongest skip-trigram: 'keep' … ") for line in found.findings)
+    # so few tokens have as strong a rule by chance, unless most entries are 0
+    (said,) = [line for line in found.findings if "skip-trigram" in line]
+    assert named(found) == {} and "with weights drawn anew" in said
+    assert turn is rotated or said.startswith("Strongest skip-trigram: 'keep' … ")
 
 
 @pytest.mark.parametrize("offset", [1, 3])
