@@ -49,7 +49,9 @@ MINUTES := 1
 stress: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) $(SWEEP) tests/stress --stress-minutes $(MINUTES) \
 		--stress-report benchmarks/results/stress-$(shell uname -m)-$(shell nproc)-cores.json
+	$(BIN)/python docs/make_tables.py
 	$(BIN)/python tests/stress/environments.py
+	$(BIN)/python docs/make_tables.py
 
 # minutes: one failing test for each recorded wrong edit of the source, or what no test notices any more
 mutants: $(DEV)

@@ -93,10 +93,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
     ),
     # halves of a stream are not folded, and its hashes go by whole texts
-    "reformer": {"generate": REFUSED, "circuits": REFUSED},
-    "reformer_with_factors_of_buckets_and_a_table_of_positions": dict.fromkeys(
-        ("generate", "circuits", "patch"), REFUSED
-    ),
+    "reformer": dict.fromkeys(("generate", "circuits"), REFUSED),
+    "reformer_with_factors_of_buckets_and_a_table_of_positions": dict.fromkeys(("generate", "circuits"), REFUSED),
     # without logits there is only the stream to be read
     "longformer_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),
     "big_bird_without_a_head": dict.fromkeys(("generate", "explain", "lens", "patch", "circuits"), REFUSED),

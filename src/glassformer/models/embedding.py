@@ -287,7 +287,7 @@ class Unembedding(VocabularyMatrix):
         logits = self.raw(x, tape)
         if self.at_linear != "logits":
             logits = self.capped(site(tape, self.at_linear, logits))
-        return site(tape, "logits", computed(logits, "logits"))
+        return site(tape, "logits", computed(logits, "logits", tape))
 
     def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
         """Return the logits as the model uses them: capped if it caps them."""

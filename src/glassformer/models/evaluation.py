@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from glassformer.errors import AnalysisUnavailable
 from glassformer.numerics.decompositions import is_finite
 from glassformer.provenance import is_gathering
+from glassformer.trace import Tape
 
 # their flag changes nothing that they do
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -79,13 +80,14 @@ def require_gradients(model: nn.Module, what: str) -> None:
         )
 
 
-def computed(values: Tensor, what: str) -> Tensor:
+def computed(values: Tensor, what: str, tape: Tape | None = None) -> Tensor:
     """Return what a pass made; raises `AnalysisUnavailable` if an analysis is at work and it is NaN or overflowed.
 
     Every answer about a text is made of these numbers. A pass that no analysis asked for gives what comes out, so that
-    reading its sites shows where it begins. Of logits -inf is a token that cannot come.
+    reading its sites shows where it begins; so does one that is edited, since what an edit makes of the model is what
+    was asked. Of logits -inf is a token that cannot come.
     """
-    if not torch.compiler.is_compiling() and is_gathering():
+    if not torch.compiler.is_compiling() and is_gathering() and not (tape is not None and tape.edits):
         require_computed(values, what)
     return values
 

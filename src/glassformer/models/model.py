@@ -337,6 +337,11 @@ class Model(nn.Module):
         """Whether positions of a stack see those after them; of the stack that ends in the logits by default."""
         return not self.predicts_next or (stack is not None and stack == self.source)
 
+    def reads_whole(self, stack: str | None = None) -> bool:
+        """Whether what a position of a stack holds depends on those after it: it sees them, or what it sees does."""
+        layers = (layer.attention for layer in self.sub_layers(stack))
+        return self.reads_ahead(stack) or not all(layer.config.mixer.continues for layer in layers if layer is not None)
+
     def stack_name(self, stack: str | None) -> str:
         """Return the name of the stack that is meant: the one that ends in the logits if none is said, or no other is.
 

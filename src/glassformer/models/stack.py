@@ -107,7 +107,7 @@ class Stack(nn.Module):
                 states.append(new)
             # keys and values of one layer are as large as its stream, several times over
             del new
-        x = computed(x, "stream")
+        x = computed(x, "stream", tape)
         if stop == len(blocks):
             x = self.final(x, tape)
         if early is None:

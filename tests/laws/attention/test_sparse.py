@@ -231,8 +231,9 @@ def test_a_step_reads_the_keys_that_it_looks_at() -> None:
         with torch.no_grad():
             _, state = attention.module(x[:, :2000], causal_context(x[:, :2000]), state=attention.module.begin(1, x))
             _, state = attention.module(x[:, 2000:], context, state=state)
+            last, context_after = x[:, 2000:], make_context(1, 1, x.device, is_causal=True, past=2001)
             with Largest() as seen:
-                attention.module(x[:, 2000:], make_context(1, 1, x.device, is_causal=True, past=2001), state=state)
+                attention.module(last, context_after, state=state)
         kept = state.mixer.key.numel()
         # views of the state are as large as it is, and made of nothing
         assert seen.numbers <= 1.1 * kept

@@ -122,7 +122,7 @@ class _Engine:
     ) -> None:
         self.model, self.given, self.common, self.rows, self.metrics = model, given, common, rows, metrics
         # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
-        past = not (common or model.reads_ahead())
+        past = not (common or model.reads_whole())
         self.alike = {id(each.donor): given.reads_alike(each.given) for each in lenders if past and not each.donor.edit}
         assert given.ids is not None
         for metric in metrics.values():

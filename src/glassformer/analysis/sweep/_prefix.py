@@ -89,7 +89,7 @@ class Prefix:
         """
         first = Entry(len(self.stacks) - 1, 0)
         # what reads both ways leaves nothing behind that later edits do not change
-        if self.model.reads_ahead():
+        if self.model.reads_whole():
             return False
         if entry.stack != first.stack or TOKENS in (entry.layer, self._known(first).layer):
             return False

@@ -51,10 +51,13 @@ class Pairs:
 
     def mask(self, like: Tensor) -> Float[Tensor, "g_of_mask h row key"] | None:
         """Return what is added to scores, -inf where there is no pair."""
-        if self.allowed is None:
-            return None if self.bias is None else self.bias.to(like.dtype)
+        if self.allowed is None and self.bias is None:
+            return None
         added = like.new_zeros(()) if self.bias is None else self.bias.to(like.dtype)
-        return torch.where(self.allowed, added, -math.inf)
+        if self.allowed is not None:
+            added = torch.where(self.allowed, added, -math.inf)
+        # before PyTorch 2.7 the kernel reads the numbers of a row as if they lay side by side
+        return added if added.stride(-1) == 1 else added.contiguous()
 
 
 def alike(

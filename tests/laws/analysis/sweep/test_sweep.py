@@ -19,11 +19,14 @@ from glassformer.analysis.sweep import (
     sweep,
     token_loss,
 )
+from glassformer.attention import Lsh
 from glassformer.data import Batch
 from glassformer.errors import CheckpointError, ShapeMismatch
+from glassformer.models import DecoderConfig
+from glassformer.models.schedules import block
 from glassformer.testing import close
 from glassformer.testing.layers import seeds
-from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, drawn, subject
 from glassformer.trace import Add, Apply, At, Edit, Scale, Set, Site, Take
 
 # a plan is several rows of several edits, and every row is run whole for comparison: few plans say much
@@ -55,6 +58,18 @@ def test_what_donors_read_alike_is_run_once(seed: int, alike: int) -> None:
     assert len({id(edit.value["blocks.1.attn.z"]) for (edit,) in rows}) == 1
     # half of the layers, for as many of the positions
     assert found.work == pytest.approx(0.5 * (7 - alike) / 7)
+
+
+@given(seed=seeds, alike=st.integers(1, 6))
+def test_a_mechanism_that_needs_the_whole_text_is_given_it(seed: int, alike: int) -> None:
+    """Where its tokens are sorted, what comes later moves what came before: no text that begins alike goes alike."""
+    layers = (block(Lsh(2, 2, form="library"), n_heads=2),) * 2
+    case = drawn("sorted", DecoderConfig(vocab_size=11, d_model=16, max_len=24, layers=layers), seed=seed)
+    (tokens,) = case.inputs
+    other = torch.cat((tokens[:, :alike], (tokens[:, alike:] + 1) % 11), 1)
+    rows = [[Set("blocks.0.attn.z", Donor(other), at=At(head=0))], [Scale("blocks.1.resid_pre", 0.5, at=At(pos=5))]]
+    found, plain = (loop(case.model, tokens, rows, token_loss(tokens)) for loop in (sweep, one_by_one))
+    close(found.values.values, plain.values.values)
 
 
 @relaxed
@@ -301,6 +316,14 @@ def test_an_edit_of_the_stream_that_enters_the_first_layer_is_made_once_in_every
             for loop in (sweep, one_by_one)
         )
         close(ours.values.values, plain.values.values)
+
+
+@pytest.mark.parametrize("loop", [sweep, one_by_one])
+def test_a_row_whose_edit_makes_what_is_no_number_says_so_and_the_others_are_what_they_were(loop: Any) -> None:
+    case = subject("llama")
+    plan = [[Scale("blocks.0.attn.scores", -1.0)], [Scale("blocks.0.attn.z", 0.0)]]
+    lost, other = loop(case.model, case.inputs[0], plan, logit_difference(1, 2)).values.values[0]
+    assert lost.isnan().all() and other.isfinite().all()
 
 
 @pytest.mark.parametrize("loop", [sweep, one_by_one])
