@@ -294,9 +294,7 @@ def read_opening(
     """Return what is read before anything is generated, rows of unequal length padded on the left; see `generate`."""
     if isinstance(prompts, Inputs):
         return _as_opening(model, prompts, source, source_lengths)
-    if not model.generates:
-        # raises, and says why
-        model.begin(0)
+    model.require_generates()
     require_source(model, source is not None or (source_lengths is not None and not model.reads_pairs))
     of_source = None
     if model.reads_pairs:
