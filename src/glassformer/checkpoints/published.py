@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from glassformer.checkpoints.adapters import merging, unmerged_notes
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import (
     Family,
@@ -43,11 +44,13 @@ class PublishedFolder:
         folder: The folder.
         path: Its config file.
         said: What that file says.
+        adapter: Folder of an adapter that is merged into the weights, if one is.
     """
 
     folder: Path
     path: Path
     said: Mapping[str, Any]
+    adapter: Path | None = None
     mapped: ClassVar[bool] = True
     # published files come without digests
     digest: ClassVar[str] = ""
@@ -66,7 +69,10 @@ class PublishedFolder:
         """
         # what no family covers is told before the files are looked for
         translated(self.said, self.path)
-        return checkpoint_of(self.said, self.path, TensorFiles(self.folder))
+        files, notes = TensorFiles(self.folder), unmerged_notes(self.folder)
+        if self.adapter is not None:
+            files, notes = merging(self.adapter)(files)
+        return checkpoint_of(self.said, self.path, files, notes)
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: published files come without digests."""
