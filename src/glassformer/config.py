@@ -27,7 +27,9 @@ from glassformer.files import json_text
 
 FORMAT_VERSION = 1
 UNSAID = (
-    "unsaid"  # metadata of a field that is left out of JSON where it is None, so that what lacks it reads as before
+    # metadata of a field that is left out of JSON where it is None, or true by default, so that what lacks it reads as
+    # before
+    "unsaid"
 )
 PLUGINS = "glassformer.mechanisms"  # entry points: a kind, and the module that registers it
 
@@ -60,7 +62,7 @@ class Config:
         """Return plain JSON data; members of a family carry their `kind`."""
         head, fields = {"kind": self.kind} if self.kind else {}, dataclasses.fields(typing.cast(Any, self))
         values = {f.name: getattr(self, f.name) for f in fields}
-        unsaid = [f.name for f in fields if UNSAID in f.metadata and values[f.name] is None]
+        unsaid = [f.name for f in fields if UNSAID in f.metadata and _is_unsaid(values[f.name], f.default)]
         return head | {name: _encode(value) for name, value in values.items() if name not in unsaid}
 
     @classmethod
@@ -163,6 +165,10 @@ def _require_finite(value: object, where: str) -> None:
             _require_finite(item, f"{where}.{i}")
     elif isinstance(value, float):
         require(math.isfinite(value), f"{where} must be a finite number, found {value}.")
+
+
+def _is_unsaid(value: object, default: object) -> bool:
+    return value is None or (value is True and default is True)
 
 
 def _encode(value: Any) -> Any:

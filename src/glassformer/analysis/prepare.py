@@ -181,8 +181,15 @@ def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) 
 
 
 def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
-    """Return the position that a text asks about: the first masked one of an encoder's, otherwise the last (-1)."""
-    if not isinstance(model, Model) or model.predicts_next or model.tokenizer is None:
+    """Return the position that a text asks about: the last (-1), or where an encoder stands for a text or has a mask.
+
+    Classes of a text are told at its first position by an encoder, which otherwise is asked at its first mask.
+    """
+    if not isinstance(model, Model) or model.predicts_next:
+        return -1
+    if model.config.classifies == "text":
+        return 0
+    if model.tokenizer is None:
         return -1
     if (mask := model.tokenizer.roles.mask) is None:
         return -1

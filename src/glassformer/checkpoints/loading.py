@@ -3,6 +3,7 @@
 config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing read)  ->  model
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from glassformer.arguments import checked
@@ -30,6 +31,7 @@ def load(
     revision: str | None = None,
     stream: bool = False,
     allow_nonfinite: bool = False,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Load a model: one that ships with the package, a folder, a GGUF file, or one of the Hugging Face hub by its id.
 
@@ -50,6 +52,7 @@ def load(
             so does each token of a generation. See `checkpoints.streamed`.
         allow_nonfinite: Take weights that hold NaN or infinity. Otherwise all are looked at once: when the model is
             loaded, or, with `stream`, when a block is first read.
+        adapter: Folder of a LoRA adapter in PEFT's layout, which is merged into the weights of a published model.
 
     Raises:
         UnknownModel: No shipped model, no folder and no hub model of that name.
@@ -61,6 +64,8 @@ def load(
     kind, place = number_type(dtype), device_of(device)
     folder = folder_of(name, revision)
     found = model_folder(folder)
+    if adapter is not None:
+        found = _with_adapter(found, Path(adapter))
     if stream and found.in_memory:
         raise CheckpointError(
             f'"{folder}" is turned into numbers as a whole, so its blocks cannot stay in their file. Write it as '
@@ -137,6 +142,18 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder | GgufFile:
     return PublishedFolder(folder, path, said)
 
 
+def _with_adapter(found: OwnFolder | PublishedFolder | GgufFile, adapter: Path) -> PublishedFolder:
+    """Return a published folder with an adapter to be merged; raises `CheckpointError` for models of other layouts."""
+    if not isinstance(found, PublishedFolder):
+        raise CheckpointError(
+            "an adapter is merged into the weights of a published folder, whose names it goes by; this model lies in "
+            "another layout. Convert it first: glassformer convert IN OUT --to huggingface."
+        )
+    if not adapter.is_dir():
+        raise CheckpointError(f'no folder "{adapter}" with an adapter; of the hub, download it first: hf download.')
+    return replace(found, adapter=adapter)
+
+
 def _of_adapter(folder: Path) -> str:
     """Return what to say of a folder that holds the weights of an adapter, and no model."""
     try:
@@ -149,6 +166,7 @@ def _of_adapter(folder: Path) -> str:
     named += f' of "{base}"' if isinstance(base, str) and base else ""
     return (
         f'"{folder}" holds an adapter{named}, and no model: what it adds to '
-        "weights that lie elsewhere. Merge it into them, and open the folder that is written:\n"
+        f'weights that lie elsewhere. Open them with it: glassformer.load(BASE, adapter="{folder}"); --adapter.\n'
+        "    Or merge it into them, and open the folder that is written:\n"
         f'    peft.AutoPeftModelForCausalLM.from_pretrained("{folder}").merge_and_unload().save_pretrained("merged")'
     )

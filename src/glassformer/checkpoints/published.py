@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from glassformer.checkpoints.adapters import merging, unmerged_notes
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import (
     Family,
     Fields,
+    as_filed,
+    head_of,
+    labels_of,
+    notes_of_head,
     recognise,
     require_read,
     sources,
@@ -21,9 +26,11 @@ from glassformer.checkpoints.families import (
     trained_length,
 )
 from glassformer.checkpoints.generation import rules_of
+from glassformer.checkpoints.halves import TextHalf, is_whole, text_half
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles, Tensors
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
+from glassformer.data.tokenizer import label_tokenizer
 from glassformer.errors import CheckpointError, ConfigError
 from glassformer.models import ModelConfig
 from glassformer.provenance import ModelNote
@@ -37,11 +44,13 @@ class PublishedFolder:
         folder: The folder.
         path: Its config file.
         said: What that file says.
+        adapter: Folder of an adapter that is merged into the weights, if one is.
     """
 
     folder: Path
     path: Path
     said: Mapping[str, Any]
+    adapter: Path | None = None
     mapped: ClassVar[bool] = True
     # published files come without digests
     digest: ClassVar[str] = ""
@@ -60,7 +69,10 @@ class PublishedFolder:
         """
         # what no family covers is told before the files are looked for
         translated(self.said, self.path)
-        return checkpoint_of(self.said, self.path, TensorFiles(self.folder))
+        files, notes = TensorFiles(self.folder), unmerged_notes(self.folder)
+        if self.adapter is not None:
+            files, notes = merging(self.adapter)(files)
+        return checkpoint_of(self.said, self.path, files, notes)
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: published files come without digests."""
@@ -70,9 +82,16 @@ class PublishedFolder:
         return None
 
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """Return its tokenizer under that name, nothing if there is none that can be read."""
-        found = published(self.folder)
-        return {} if found is None else {"tokenizer": found}
+        """Return its tokenizer under that name, if there is one that can be read, and the names of its classes."""
+        found = {"tokenizer": published(self.folder), "output_tokenizer": self._labels()}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _labels(self) -> Tokenizer | None:
+        """Return the names of its classes, None where it has none or two have one name."""
+        if head_of(self.said) not in ("text", "tokens"):
+            return None
+        labels = labels_of(Fields(self.said, str(self.path)))
+        return label_tokenizer(labels) if len(set(labels)) == len(labels) else None
 
     def lack_of_tokenizer(self) -> str:
         """Return why it has no tokenizer that can be read."""
@@ -91,13 +110,17 @@ def checkpoint_of(said: Mapping[str, Any], path: Path, files: Tensors, notes: tu
     Raises:
         CheckpointError: No family covers it, or config and tensors do not fit each other.
     """
+    if is_whole(said):
+        half = TextHalf(files)
+        files, notes = half, (*notes, *half.notes)
+    said = as_filed(text_half(said, files), files)
     family, ours = translated(said, path, files)
     quantised = [(name, tensor.stored_as) for name, tensor in files.items() if tensor.dtype is None]
     # a tensor may hold all layers
     n_tensors = len(files) if not family.holds else sum(t.shape[0] for t in files.values() if t.shape)
     model = skeleton(ours, n_tensors, files.folder)
     with _read_as(family, path):
-        table = family.table(Fields(said, str(path)), ours)
+        table = family.names(Fields(said, str(path)), ours)
     parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
     files = files.unwrapped({piece.name for source in parts.values() for piece in source.pieces})
     if files.wrapper:
@@ -127,7 +150,7 @@ def checkpoint_of(said: Mapping[str, Any], path: Path, files: Tensors, notes: tu
         origin=origin,
         trained_length=trained,
         generation=rules_of(files.folder, said, ours),
-        notes=notes,
+        notes=(*notes, *notes_of_head(ours, said)),
     )
 
 
@@ -137,11 +160,12 @@ def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = 
     Raises:
         CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
     """
+    config = text_half(config, names)
     require_unquantised(config, where, names)
     family = recognise(config, str(where), names)
     fields = Fields(config, str(where))
     with _read_as(family, where):
-        ours = family.config(fields)
+        ours = family.translate(fields)
         require_read(family, fields)
     return family, ours
 

@@ -31,7 +31,7 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".msgpack", ".h5")
 
 # of an adapter's weights, which are no model by themselves
 ADAPTER = "adapter_config.json"
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # what torch.compile, DistributedDataParallel and PEFT put before the names of a model's tensors
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
 # bytes that are compared at a time
@@ -115,17 +115,18 @@ class TensorFiles(Tensors):
 
     Args:
         folder: Holds `model.safetensors`, or several files and their index, or any one safetensors file.
+        only: The one file to read, whatever else there is.
 
     Raises:
         CheckpointError: No such files, only pickles, a file that is missing, truncated or no safetensors; or files of
             two checkpoints.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only: str | None = None) -> None:
         super().__init__(folder)
         self._places: dict[str, StoredTensor] = {}
         self._mapped: dict[Path, mmap.mmap] = {}
-        files, index = _files(folder)
+        files, index = _files(folder) if only is None else ([folder / only], {})
         for path in files:
             self._places |= _header(path)
         lost = [name for name in index if name not in self._places]
@@ -255,7 +256,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
         return _indexed(folder, index)
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS], {}
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and path.name != _ADAPTER_WEIGHTS)
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and path.name != ADAPTER_WEIGHTS)
     if len(found) == 1:
         return found, {}
     if found:

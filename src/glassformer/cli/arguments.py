@@ -63,8 +63,9 @@ def placed_model(name: str, placement: Placement, *, stream: bool = False) -> An
         )
     check_known(name)
     return checkpoints.load(
-        name, dtype=placement.dtype, device=placement.device, allow_nonfinite=placement.allow_nonfinite, stream=stream
-    )
+        name, dtype=placement.dtype, device=placement.device, allow_nonfinite=placement.allow_nonfinite, stream=stream,
+        adapter=placement.adapter,
+    )  # fmt: skip
 
 
 def check_known(name: str) -> None:

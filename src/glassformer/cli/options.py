@@ -57,10 +57,12 @@ class Placement(ComputeDevice):
         dtype: Type of the weights: float16, bfloat16, float32 or float64. By default that in which a published model is
             stored, and float32 for ours.
         allow_nonfinite: Open a model although some of its weights are NaN or infinite.
+        adapter: Folder of a LoRA adapter, merged into the weights of a published model.
     """
 
     dtype: str | None = None
     allow_nonfinite: bool = False
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _require_prompts(model: "ModelLike") -> None:
             "this model reads a source and a target, and pairs and tasks are prompts to go on from.\n"
             "    Type the texts, and with --target what the decoder has read so far."
         )
-    if not model.generates:
+    if not model.predicts_next:
         raise ConfigError(
             "this model reads both ways, and pairs and tasks are prompts to go on from.\n"
             "    Type the texts, with the mask token where the answer belongs."

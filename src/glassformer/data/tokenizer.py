@@ -543,6 +543,11 @@ def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>", "<e
     return Tokenizer(inner)
 
 
+def label_tokenizer(labels: Sequence[str]) -> Tokenizer:
+    """Give each label its place in the list as id: for classes, whose names may hold spaces. A text is one label."""
+    return Tokenizer(tokenizers.Tokenizer(models.WordLevel({label: id for id, label in enumerate(labels)})))
+
+
 def byte_alphabet() -> dict[str, int]:
     """Return the printable character that byte-level models write for each byte.
 

@@ -139,7 +139,7 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         found["readout"] = 2 * length * config.d_model**2
     if config.output_layer is not None:
         found["unembedding"] += length * config.output_layer.flops(config.n_outputs, config.d_model)
-    elif not isinstance(config, EncoderConfig) or config.predicts:
+    elif config.predicts:
         found["unembedding"] += 2 * length * width * config.n_outputs
     return _ordered(found)
 

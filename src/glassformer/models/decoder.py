@@ -44,6 +44,9 @@ class DecoderConfig(ModelConfig, kind="decoder"):
             where they are. Even of equal size they count as two vocabularies.
         output_layer: What makes logits in place of one matrix over the vocabulary (`HierarchicalSoftmax`,
             `AdaptiveSoftmax`), with tied=False; None for the matrix.
+        predicts: Whether it has an unembedding; without, its output is the stream at the end.
+        classifies: What outputs are classes of: the text, whose logits are those at its last position, or each token;
+            None where they are tokens that come next.
     """
 
     vocab_size: Count
@@ -63,6 +66,8 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     embed_dropout: Rate = 0.0
     output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
+    predicts: bool = field(default=True, metadata={UNSAID: True})
+    classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
@@ -71,6 +76,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         self.check_tied(self.tied)
         self.check_logits(self.logit_cap, self.unembed_scale)
         self.check_output_layer()
+        self.check_head()
 
     def build(self, seed: int = 0) -> "Decoder":
         with torch.random.fork_rng(devices=[]):
@@ -90,7 +96,8 @@ class Decoder(Model):
             norm=config.embed_norm, d_embed=config.d_embed, dropout=config.embed_dropout,
         )  # fmt: skip
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
-        self.unembed = config.unembedding(self.embed)
+        if config.predicts:
+            self.unembed = config.unembedding(self.embed)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property

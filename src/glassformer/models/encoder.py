@@ -9,10 +9,10 @@ from typing import ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.arguments import Count, Natural, Rate
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
@@ -46,6 +46,8 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         embed_dropout: Rate on what enters the first block, in training.
         output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
             where they are. Even of equal size they count as two vocabularies.
+        classifies: What outputs are classes of: the text, whose logits are those at its first position, or each token;
+            None where they are tokens.
     """
 
     vocab_size: Count
@@ -64,6 +66,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     init: Literal["gpt", "xavier"] = "gpt"
     embed_dropout: Rate = 0.0
     output_vocab_size: Count | None = None
+    classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})
 
     logit_cap: ClassVar[None] = None
 
@@ -71,6 +74,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied and self.predicts)
+        self.check_head()
         check_reads_both_ways("encoder", self.layers)
         require(
             self.predicts or (self.readout is None and not self.unembed_bias and self.output_vocab_size is None),
@@ -110,20 +114,6 @@ class Encoder(Model):
     @property
     def embeddings(self) -> dict[str, Embedding]:
         return {"": self.embed}
-
-    @property
-    def predicts(self) -> bool:
-        """Whether it has an unembedding; without, its output is the stream at the end."""
-        return self.config.predicts
-
-    def __getattr__(self, name: str) -> Tensor | nn.Module:
-        if name == "unembed" and not self.config.predicts:
-            raise AnalysisUnavailable(
-                f'"{self.name}" has no unembedding (predicts=False), so it gives no logits.\n'
-                '    What it gives: gf.run(model, text, read=["blocks.*.resid_post", "blocks.*.attn.pattern"]); for '
-                "logits, load the checkpoint with its masked-language head."
-            )
-        return super().__getattr__(name)
 
     def forward(
         self,

@@ -52,6 +52,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             are. Even of equal size they count as two vocabularies.
         output_layer: What makes logits in place of one matrix over the vocabulary, with tied=False, as in
             `DecoderConfig`; None for the matrix.
+        predicts: Whether it has an unembedding; without, its output is the decoder's stream at the end.
     """
 
     vocab_size: Count
@@ -75,6 +76,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     source_vocab_size: Count | None = None
     output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
+    predicts: bool = field(default=True, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
@@ -134,7 +136,8 @@ class EncoderDecoder(Model):
         )
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
-        self.unembed = config.unembedding(self.decoder_embed)
+        if config.predicts:
+            self.unembed = config.unembedding(self.decoder_embed)
         writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
         initialise(self, config.init, writes)
 

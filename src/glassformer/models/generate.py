@@ -297,8 +297,7 @@ def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool 
         TextError: Together they exceed the model's context, or with `beyond_context` its learned positions.
         AnalysisUnavailable: An encoder, which does not generate, or a model that cannot read what it writes.
     """
-    if not model.generates:
-        model.begin(0)
+    model.require_generates()
     model.require_one_vocabulary("generating text")
     limit = model.config.max_len
     table = model.output_embed.positions

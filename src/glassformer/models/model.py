@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,9 @@ class ModelConfig(Config, family=True):
     d_model: Count
     max_len: Count
     output_layer: OutputLayer | None = None
+    # whether there are logits at all, and what they are classes of: each text, each token; None for tokens to come
+    predicts: bool = True
+    classifies: Literal["text", "tokens"] | None = None
 
     @property
     def n_outputs(self) -> int:
@@ -108,6 +111,13 @@ class ModelConfig(Config, family=True):
             f"{self.kind}: tied=True uses the matrix of the {self.vocab_size} tokens that are read as unembedding, and "
             f"output_vocab_size={self.output_vocab_size} makes the outputs a vocabulary of their own. Set tied=False, "
             "or leave output_vocab_size out if both are the same tokens.",
+        )
+
+    def check_head(self) -> None:
+        """Raise `ConfigError` for classes beside outputs that are the tokens, or that are none."""
+        require(
+            self.classifies is None or (self.predicts and self.output_vocab_size is not None),
+            f"{self.kind}: classifies={self.classifies!r} makes the outputs classes; output_vocab_size says how many.",
         )
 
     def check_output_layer(self) -> None:
@@ -231,8 +241,17 @@ class Model(nn.Module):
 
     @property
     def predicts(self) -> bool:
-        """Whether it gives logits at all."""
-        return True
+        """Whether it has an unembedding; without, its output is the stream at the end, and it gives no logits."""
+        return self.config.predicts
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        if name == "unembed" and not self.config.predicts:
+            raise AnalysisUnavailable(
+                f'"{self.name}" has no unembedding (predicts=False), so it gives no logits.\n'
+                '    What it gives: gf.run(model, text, read=["blocks.*.resid_post", "blocks.*.attn.pattern"]); for '
+                "logits, load the checkpoint with its head: that of a language model, or of classes."
+            )
+        return super().__getattr__(name)
 
     @property
     def reads_pairs(self) -> bool:
@@ -242,7 +261,19 @@ class Model(nn.Module):
     @property
     def generates(self) -> bool:
         """Whether it can write: its logits are of the next token. A model that reads pairs writes behind a source."""
-        return self.predicts_next
+        return self.predicts_next and self.predicts and self.config.classifies is None
+
+    def require_generates(self) -> None:
+        """Raise `AnalysisUnavailable`, which says why, if it cannot write."""
+        if self.generates:
+            return
+        if not self.predicts_next:
+            self.begin(0)
+        what = "classes, and no tokens" if self.predicts else "none: it has no head (predicts=False)"
+        raise AnalysisUnavailable(
+            f'"{self.name}" writes no text: its outputs are {what}. For text, load the checkpoint with the head of a '
+            "language model."
+        )
 
     @property
     def continues(self) -> bool:

@@ -298,9 +298,7 @@ def read_opening(
     """
     if isinstance(prompts, Inputs):
         return _as_opening(model, prompts, source, source_lengths)
-    if not model.generates:
-        # raises, and says why
-        model.begin(0)
+    model.require_generates()
     require_source(model, source is not None or (source_lengths is not None and not model.reads_pairs))
     of_source = None
     if model.reads_pairs:

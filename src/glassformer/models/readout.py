@@ -31,7 +31,7 @@ class Readout(Config):
         bias: A bias on the matrix.
     """
 
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"] = "gelu"
     norm: NormConfig = field(default_factory=LayerNorm)
     bias: bool = True
 

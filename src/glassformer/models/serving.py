@@ -357,6 +357,8 @@ class Serving:
 
 def _served(model: Any) -> Decoder:
     """Return the model if its states can lie in pages, or raise `AnalysisUnavailable`."""
+    if model.predicts_next:
+        model.require_generates()
     if model.reads_pairs or not model.generates:
         raise AnalysisUnavailable(
             f"serving reads one text per request, and this model is an {model.config.kind}: "

@@ -225,7 +225,17 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 sentence("Contributions are to the slope of the answer's: its change, to first order."),
             )
         )
-    if isinstance(run.model, Model) and not run.model.generates:
+    classes = run.model.config.classifies
+    if classes is not None:
+        n = run.model.config.n_outputs
+        told = {
+            "text": sentence(
+                "Logits are of {n} classes of the whole text, read at the position that is explained.", n=n
+            ),
+            "tokens": sentence("Logits are of {n} classes of the token at each position.", n=n),
+        }
+        notes.append(Note(told[classes]))
+    elif isinstance(run.model, Model) and not run.model.generates:
         notes.append(
             Note(
                 sentence("The model reads both ways."),
@@ -243,7 +253,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 sentence("models.published_block builds the paper's."),
             )
         )
-    if not run.model.one_vocabulary():
+    if classes is None and not run.model.one_vocabulary():
         read, predicted = run.model.config.vocab_size, run.model.config.n_outputs
         notes.append(
             Note(

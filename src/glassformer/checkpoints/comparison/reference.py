@@ -290,6 +290,19 @@ def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
     return float(error)
 
 
+def of_texts(ours: Any, logits: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return the logits of a text's classes, at the position that stands for it: `batch class`.
+
+    Args:
+        ours: The model.
+        logits: At all positions, padded on the right.
+        lengths: Real tokens per row.
+    """
+    if not ours.predicts_next:
+        return logits[:, 0]
+    return logits[:, -1] if lengths is None else logits[torch.arange(len(logits)), lengths - 1]
+
+
 def compared(
     ours: Any,
     theirs: Any,
@@ -361,6 +374,10 @@ def compared_with(
         elif name == "final.norm" and getattr(ours.config, "d_embed", None) is not None:
             # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
             mine = ours.unembed.map(mine)
+        if name == "logits" and getattr(ours.config, "classifies", None) == "text":
+            # theirs are of whole texts
+            yield Difference(name, relative(of_texts(ours, mine, lengths), recording[name]), rows)
+            continue
         here = read if read is not None and Site.named(name).stack == "encoder" else real
         if mine.ndim == 4:
             here = here[:, None].expand(-1, mine.shape[1], -1)

@@ -241,16 +241,21 @@ def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: 
 def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
     """Run a decoder's reference on rows of unequal length, padded on the left; return what compares ours with it."""
     real = real_positions(tokens, lengths, left=True)
-    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False}
-    # its own `generate` makes them; models without position ids count by the mask
-    if "position_ids" in inspect.signature(theirs.forward).parameters:
-        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
+    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False, **_counted(theirs, real)}
     logits = _run(theirs, input_ids=tokens, **given).logits
 
     def comparison(ours: Any) -> Iterator[Difference]:
         return _one("padded left", ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))[0], logits, real)
 
     return comparison
+
+
+def _counted(theirs: Any, real: Tensor) -> dict[str, Tensor]:
+    """Return positions that do not count padding, as a reference's own `generate` makes them, where it takes any."""
+    # models without position ids count by the mask
+    if "position_ids" not in inspect.signature(theirs.forward).parameters:
+        return {}
+    return {"position_ids": (real.long().cumsum(-1) - 1).clamp_min(0)}
 
 
 def generated(theirs: Any, tokens: Tensor, steps: int) -> Comparison:
@@ -271,13 +276,22 @@ def _encoder(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tenso
     passes = [recorded(theirs, ids, n, modules=modules) for ids, n in rows]
     padded = tokens.masked_fill(~real, padding)
     # called as its users do: which positions it makes of the mask is part of what is compared
-    out = _run(theirs, input_ids=padded, attention_mask=real.long())
+    given = {"attention_mask": real.long()}
+    if checkpoint.model.predicts_next:
+        given |= _counted(theirs, real)
+    out = _run(theirs, input_ids=padded, **given)
     left = out.logits if "logits" in out else out.last_hidden_state
-    start = tokens.shape[1] - lengths
-    return [
-        *(lambda ours, i=i: compared_with(ours, passes[i], *rows[i]) for i in range(2)),
-        lambda ours: _one("padded left", ours(padded, start=start), left, real),
-    ]
+    start, of_texts = tokens.shape[1] - lengths, checkpoint.config.classifies == "text"
+
+    def padded_left(ours: Any) -> Iterator[Difference]:
+        logits = ours(padded, start=start)
+        if not of_texts:
+            yield from _one("padded left", logits, left, real)
+        elif ours.predicts_next:
+            yield Difference("logits", relative(logits[:, -1], left), "padded left")
+        # else theirs is read at the first column, which is padding
+
+    return [*(lambda ours, i=i: compared_with(ours, passes[i], *rows[i]) for i in range(2)), padded_left]
 
 
 def _pair(

@@ -57,7 +57,7 @@ def expressed(checkpoint: Checkpoint, to: str) -> tuple[Family, dict[str, Any]]:
                 theirs = family.express(plain)
             else:
                 continue
-            made = family.config(Fields(theirs, family.config_name))
+            made = family.translate(Fields(theirs, family.config_name))
         except AttributeError:
             # it reads fields that parts of its own kinds have, and these are of others
             continue

@@ -133,11 +133,11 @@ def _ours(checkpoint: Checkpoint) -> Iterator[Group]:
 def _theirs(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> Iterator[Group]:
     """Yield tensors of another layout, those together that share some of ours."""
     fields = Fields(config, family.config_name)
-    wanted = family.config(fields)
+    wanted = family.translate(fields)
     model = skeleton(wanted, len(checkpoint.parts), checkpoint.folder)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     # the table asks for the order of rotary pairs, which is that of the tensors as they are
-    parts = sources(shapes, family.table(fields, checkpoint.config))
+    parts = sources(shapes, family.names(fields, checkpoint.config))
     read = _OurTensors(checkpoint, model)
     for name in checkpoint.parts:
         if name not in parts:
@@ -289,7 +289,7 @@ def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer
 def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a config that says what the model was trained on, by a name of ours where its own fields say otherwise."""
     trained, fields = checkpoint.trained_length, Fields(config, family.config_name)
-    says = trained_length(family, fields, family.config(fields))
+    says = trained_length(family, fields, family.translate(fields))
     return config if trained == says else {**config, FIELD: trained}
 
 

@@ -25,6 +25,7 @@ from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.gptj import CODEGEN, GPTJ
 from glassformer.checkpoints.families.granite import GRANITE
+from glassformer.checkpoints.families.heads import as_filed, head_of, labels_of, notes_of_head
 from glassformer.checkpoints.families.hooked_encoder import HOOKED_ENCODER
 from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.llama_kin import (
@@ -137,7 +138,11 @@ __all__ = [
     "Piece",
     "Source",
     "Table",
+    "as_filed",
     "assembled",
+    "head_of",
+    "labels_of",
+    "notes_of_head",
     "recognise",
     "register",
     "require_read",

@@ -1,7 +1,7 @@
 """BERT, RoBERTa and DistilBERT: encoders with norms behind the sum, on the embeddings too, and a masked-language head.
 
 A checkpoint without that head (`BertModel`) gives an encoder that predicts nothing. Pooling layers and heads for whole
-texts, which some files hold beside it, are no part of the encoder and are left unread.
+texts, which some files hold beside it, are no part of the encoder and are left unread, unless it is one of classes.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any
 from glassformer.attention import MixerConfig, Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.heads import TextHead
 from glassformer.models import EncoderConfig, LayerNorm, Learned, Mlp, NoNorm, Readout, block
 
 # fields that say what an encoder does anyway
@@ -150,6 +151,8 @@ BERT = Family(
     _config,
     predicting,
     prefixes=("bert.",),
+    text_head=TextHead("bert.pooler.dense", "classifier"),
+    token_head="classifier",
     without_effect=BOTH_WAYS,
     endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     # an untied head has a bias of its own, and leaves the shared one unread
@@ -166,6 +169,8 @@ ROBERTA = Family(
     _config,
     _roberta_table,
     prefixes=("roberta.",),
+    text_head=TextHead("classifier.dense", "classifier.out_proj"),
+    token_head="classifier",
     without_effect=BOTH_WAYS,
     ignored=("*embeddings.position_ids", "*pooler.dense.*", "lm_head.bias"),
     copies={
@@ -180,6 +185,8 @@ DISTILBERT = Family(
     _distil_config,
     _distil_table,
     prefixes=("distilbert.",),
+    text_head=TextHead("pre_classifier", "classifier", "relu"),
+    token_head="classifier",
     without_effect=BOTH_WAYS,
     copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
 )

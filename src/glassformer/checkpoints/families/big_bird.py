@@ -15,6 +15,7 @@ from glassformer.attention import BigBird, MixerConfig, Softmax
 from glassformer.checkpoints.families.bert import BOTH_WAYS, encoder, predicting
 from glassformer.checkpoints.families.family import Family
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.heads import TextHead
 from glassformer.errors import CheckpointError
 from glassformer.models import EncoderConfig, LayerNorm, Learned, Mlp
 
@@ -55,6 +56,8 @@ BIG_BIRD = Family(
     _config,
     predicting,
     prefixes=("bert.",),
+    text_head=TextHead("classifier.dense", "classifier.out_proj", None),
+    token_head="classifier",
     without_effect=BOTH_WAYS,
     no_lengths=("block_size",),
     ignored=(

@@ -58,4 +58,5 @@ BLOOM = Family(
     _table,
     prefixes=("transformer.",),
     copies={"lm_head.weight": "transformer.word_embeddings.weight"},
+    token_head="classifier",
 )

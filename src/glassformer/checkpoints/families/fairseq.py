@@ -74,6 +74,7 @@ BIOGPT, XGLM = (
         config,
         _table(top, head),
         prefixes=(f"{top}.",),
+        token_head="classifier",
         computed={"model.embed_positions.weights": position_rows},
         copies={head: f"{top}.embed_tokens.weight"},
     )

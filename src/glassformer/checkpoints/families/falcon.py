@@ -84,4 +84,5 @@ FALCON = Family(
     ignored=("*.rotary_emb.inv_freq",),
     copies={"lm_head.weight": "transformer.word_embeddings.weight"},
     without_effect={"parallel_attn": "blocks of the new architecture are parallel whatever it says"},
+    token_head="classifier",
 )

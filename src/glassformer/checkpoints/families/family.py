@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.heads import TextHead, rows_of_head, with_head
 from glassformer.models import ModelConfig
 
 
@@ -92,6 +93,8 @@ class Family:
         no_lengths: Fields of the config that say how long texts are elsewhere, and here something else.
         without_effect: Fields of the config that say what is computed elsewhere and change nothing here, and why.
         trained_with_scaling: Models are trained on the whole context that scaled rotary positions reach.
+        text_head: Of encoders: what tells classes of a text, where such models are read.
+        token_head: What the matrix is called that tells classes of tokens.
     """
 
     name: str
@@ -113,6 +116,8 @@ class Family:
     no_lengths: tuple[str, ...] = ()
     without_effect: Mapping[str, str] = field(default_factory=dict)
     trained_with_scaling: bool = False
+    text_head: TextHead | None = None
+    token_head: str = "score"
 
     def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:
         """Whether a config.json, beside tensors of these names, is of this family."""
@@ -121,6 +126,15 @@ class Family:
         if self.recognise is not None and self.recognise(config):
             return True
         return config.get("model_type") in self.model_types
+
+    def translate(self, fields: Fields) -> ModelConfig:
+        """Our config of theirs, with the head that it names; raises `CheckpointError` for what has no place in it."""
+        return with_head(self.config(fields), fields, self.text_head)
+
+    def names(self, fields: Fields, config: Any) -> Table:
+        """The table of a model, its head included."""
+        head = rows_of_head(config, self.text_head, self.token_head)
+        return {**self.table(fields, config), **head}
 
 
 def position_rows(config: Any, rows: int) -> Tensor:

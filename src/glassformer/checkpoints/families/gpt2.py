@@ -86,4 +86,5 @@ GPT2 = Family(
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     copies={"lm_head.weight": "transformer.wte.weight"},
     express=_express,
+    token_head="classifier",
 )

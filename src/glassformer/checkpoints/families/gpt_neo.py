@@ -64,4 +64,5 @@ GPT_NEO = Family(
     prefixes=("transformer.",),
     ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"),
     copies={"lm_head.weight": "transformer.wte.weight"},
+    token_head="classifier",
 )

@@ -71,4 +71,5 @@ GPT_NEOX = Family(
     endings={"embed_out.weight": "lm_head.weight"},
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
     copies={"embed_out.weight": "gpt_neox.embed_in.weight"},
+    token_head="classifier",
 )

@@ -72,4 +72,5 @@ LONGFORMER = Family(
         "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
+    token_head="classifier",
 )

@@ -55,5 +55,11 @@ def _table(fields: Fields, config: Any) -> Table:
 
 
 MPT = Family(
-    "MPT", ("mpt",), _config, _table, prefixes=("transformer.",), copies={"lm_head.weight": "transformer.wte.weight"}
+    "MPT",
+    ("mpt",),
+    _config,
+    _table,
+    prefixes=("transformer.",),
+    copies={"lm_head.weight": "transformer.wte.weight"},
+    token_head="classifier",
 )

@@ -73,6 +73,7 @@ GPT_BIGCODE = Family(
     _config_1,
     _table_1,
     prefixes=("transformer.",),
+    token_head="classifier",
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     copies={"lm_head.weight": "transformer.wte.weight"},
 )

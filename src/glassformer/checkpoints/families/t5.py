@@ -9,11 +9,16 @@ from typing import Any
 from glassformer.attention import RelativeBias, Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import ACTIVATIONS, Fields
-from glassformer.models import BlockConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import BlockConfig, EncoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 
 
-def _config(fields: Fields) -> EncoderDecoderConfig:
+def _config(fields: Fields) -> EncoderDecoderConfig | EncoderConfig:
     d_model, n_layers = fields.whole("d_model"), fields.whole("num_layers")
+    if _is_encoder(fields):
+        norm = RmsNorm(fields.number("layer_norm_epsilon", 1e-6))
+        layers = repeat(_layer(fields, norm, causal=False), n_layers)
+        max_len, size = fields.whole("n_positions", 512), fields.whole("vocab_size")
+        return EncoderConfig(size, d_model, layers, max_len=max_len, final_norm=norm, predicts=False)
     tied = fields.flag("tie_word_embeddings", True)
     scaled = fields.flag("scale_decoder_outputs", tied) and fields.get("model_type") == "t5"
     norm = RmsNorm(fields.number("layer_norm_epsilon", 1e-6))
@@ -30,6 +35,11 @@ def _config(fields: Fields) -> EncoderDecoderConfig:
         unembed_scale=d_model**-0.5 if scaled else 1.0,
         start_id=fields.whole("decoder_start_token_id", fields.whole("pad_token_id", 0)),
     )
+
+
+def _is_encoder(fields: Fields) -> bool:
+    """Whether the half that reads is there by itself."""
+    return any(str(name).endswith("EncoderModel") for name in fields.get("architectures", []))
 
 
 def _layer(fields: Fields, norm: RmsNorm, *, causal: bool) -> BlockConfig:
@@ -65,8 +75,11 @@ def _mlp(fields: Fields) -> Mlp:
 
 def _table(fields: Fields, config: Any) -> Table:
     table: dict[str, Any] = {"decoder_embed.matrix": "shared.weight", "unembed.matrix": "lm_head.weight"}
-    for stack in ("encoder", "decoder"):
-        ours, theirs = f"{stack}.blocks.{{i}}", f"{stack}.block.{{i}}.layer"
+    stacks = {"encoder": "encoder", "decoder": "decoder"}
+    if _is_encoder(fields):
+        table, stacks = {"embed.matrix": "shared.weight"}, {"stack": "encoder"}
+    for own, stack in stacks.items():
+        ours, theirs = f"{own}.blocks.{{i}}", f"{stack}.block.{{i}}.layer"
         last = 2 if stack == "decoder" else 1
         table |= _attention(f"{ours}.attn", f"{theirs}.0", "SelfAttention", config)
         if stack == "decoder":
@@ -76,13 +89,14 @@ def _table(fields: Fields, config: Any) -> Table:
             f"{ours}.mlp.gate": f"{theirs}.{last}.DenseReluDense.wi_0",
             f"{ours}.mlp.input": f"{theirs}.{last}.DenseReluDense.wi{'_1' if _mlp(fields).gated else ''}",
             f"{ours}.mlp.output": f"{theirs}.{last}.DenseReluDense.wo",
-            f"{stack}.final": f"{stack}.final_layer_norm",
+            f"{own}.final": f"{stack}.final_layer_norm",
         }
     return table
 
 
 def _attention(ours: str, theirs: str, kind: str, config: Any) -> Table:
-    dims = config.encoder_layers[0].parts[0].dims(config.d_model, config.max_len)
+    layers = next(iter(config.blocks.values()))
+    dims = layers[0].parts[0].dims(config.d_model, config.max_len)
     rows = dims.n_heads * dims.d_head
     return {
         f"{ours}_norm": f"{theirs}.layer_norm",
