@@ -27,7 +27,9 @@ NOT_LOWERED = "The noise does not lower the"
 
 @pytest.fixture(scope="module")
 def trace() -> CausalTrace:
-    return causal_trace(gf.load("attn-only-2l"), "import numpy as np\nimport numpy", "numpy", samples=6, kinds=["state"])
+    return causal_trace(
+        gf.load("attn-only-2l"), "import numpy as np\nimport numpy", "numpy", samples=6, kinds=["state"]
+    )
 
 
 def shifted(trace: CausalTrace, by: float) -> CausalTrace:

@@ -165,7 +165,7 @@ def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = 
     family = recognise(config, str(where), names)
     fields = Fields(config, str(where))
     with _read_as(family, where):
-        ours = family.translate(fields)
+        ours = family.translate(fields, names)
         require_read(family, fields)
     return family, ours
 

@@ -95,6 +95,7 @@ class Family:
         trained_with_scaling: Models are trained on the whole context that scaled rotary positions reach.
         text_head: Of encoders: what tells classes of a text, where such models are read.
         token_head: What the matrix is called that tells classes of tokens.
+        output_bias: Of families whose files may hold a bias of the logits or not: what it is called.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Family:
     trained_with_scaling: bool = False
     text_head: TextHead | None = None
     token_head: str = "score"
+    output_bias: str = ""
 
     def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:
         """Whether a config.json, beside tensors of these names, is of this family."""
@@ -127,9 +129,14 @@ class Family:
             return True
         return config.get("model_type") in self.model_types
 
-    def translate(self, fields: Fields) -> ModelConfig:
-        """Our config of theirs, with the head that it names; raises `CheckpointError` for what has no place in it."""
-        return with_head(self.config(fields), fields, self.text_head)
+    def translate(self, fields: Fields, names: Collection[str] = ()) -> ModelConfig:
+        """Our config of theirs beside tensors of these names, with the head that it names.
+
+        Raises:
+            CheckpointError: It says what has no place in ours.
+        """
+        config = with_head(self.config(fields), fields, self.text_head)
+        return config.replace(unembed_bias=True) if self.output_bias in names else config
 
     def names(self, fields: Fields, config: Any) -> Table:
         """The table of a model, its head included."""

@@ -86,6 +86,7 @@ def _positions(fields: Fields) -> Axial | Learned:
     return Axial((shape[0], shape[1]), (widths[0], widths[1]), copies=2)
 
 
+_OUTPUT_BIAS = "lm_head.decoder.bias"
 _AXES = {"axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]}
 
 
@@ -102,6 +103,7 @@ def _table(fields: Fields, config: Any) -> Table:
         "embed.matrix": _beside(f"{top}.word_embeddings.weight", config.vocab_size, width),
         "stack.final": "reformer.encoder.layer_norm",
         "unembed.matrix": "lm_head.decoder.weight",
+        **({"unembed.bias": _OUTPUT_BIAS} if config.unembed_bias else {}),
     }
     for i in range(0, len(config.layers), 2):
         ours, mlp, theirs = f"stack.blocks.{i}", f"stack.blocks.{i + 1}", f"reformer.encoder.layers.{i // 2}"
@@ -157,6 +159,7 @@ REFORMER = Family(
     _config,
     _table,
     prefixes=("reformer.",),
-    # the head's bias is stored, and added nowhere
-    ignored=("*.self_mask_value_*", "*.mask_value_*", "lm_head.bias", "lm_head.decoder.bias"),
+    # the second name of the head's bias, of which old files hold both; alone it is added nowhere
+    ignored=("*.self_mask_value_*", "*.mask_value_*", "lm_head.bias"),
+    output_bias=_OUTPUT_BIAS,
 )
