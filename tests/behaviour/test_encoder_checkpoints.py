@@ -66,9 +66,9 @@ def test_a_table_of_positions_that_is_not_the_one_computed_is_refused(name: str,
         gf.load(tmp_path)
 
 
-def test_a_head_for_whole_texts_is_named_as_unused(tmp_path: Path) -> None:
-    saved("BertForSequenceClassification", tmp_path)
-    with pytest.raises(CheckpointError, match=r'"classifier\.weight" is there, and nothing uses it'):
+def test_a_head_for_answers_in_a_text_is_named_as_unused(tmp_path: Path) -> None:
+    saved("BertForQuestionAnswering", tmp_path)
+    with pytest.raises(CheckpointError, match=r'"qa_outputs\.weight" is there, and nothing uses it'):
         gf.load(tmp_path)
 
 
