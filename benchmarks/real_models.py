@@ -101,7 +101,8 @@ def name_movers(model: Any) -> dict[str, Any]:
     attributed = analysis.circuits.attribute_nodes(model, pairs, gradient_at="inputs")
     whole = Labelled(attributed.effect.values.mean(-1), ("sender",), {"sender": attributed.effect.labels("sender")})
     heads = [[name for name in names(one, 40) if "H" in name][:8] for one in (direct, whole)]
-    return {"direct": heads[0], "whole": heads[1], "shared": sorted(set(heads[0]) & set(heads[1]))}
+    shared = sorted(set(heads[0]) & set(heads[1]))
+    return {"holds": len(shared) >= 4, "direct": heads[0], "whole": heads[1], "shared": shared}
 
 
 def induction(model: Any) -> dict[str, Any]:
@@ -119,7 +120,8 @@ def induction(model: Any) -> dict[str, Any]:
     rows = repeated_tokens(model, n_sequences=4)
     gone = (analysis.causal.ablate(model, chosen, rows).loss_change.values for chosen in (best, others))
     found = {"heads": best, "scores": [float(scores.select(head=n).values) for n in best], "others": others}
-    return found | {"loss": dict(zip(("heads", "others"), map(float, gone)))}
+    loss = dict(zip(("heads", "others"), map(float, gone)))
+    return {"holds": loss["heads"] > 3 * loss["others"]} | found | {"loss": loss}
 
 
 def subject(model: Any) -> dict[str, Any]:
@@ -127,7 +129,11 @@ def subject(model: Any) -> dict[str, Any]:
     from glassformer import analysis
 
     found = analysis.causal.causal_trace(model, FRANCE, "France")
-    return {"result": repr(found)[:400]}
+    restored = found.values.select(metric=0, kind="mlp")
+    # pos layer: what MLPs of the first half give back
+    early = restored.values.mean(-1)[:, : restored.size("layer") // 2].sum(1)
+    place = int(early.argmax())
+    return {"holds": place == found.subject[-1], "answer": found.answer, "position": place}
 
 
 CHECKS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -168,6 +174,7 @@ def main() -> int:
         for name, check in asked.items():
             started = time.process_time()
             results.setdefault("checks", {})[name] = check(model) | {"cpu_s": round(time.process_time() - started, 1)}
+            failed += not results["checks"][name]["holds"]
             print(f"{name}: {results['checks'][name]}", flush=True)
             keep()
     return int(failed > 0)
