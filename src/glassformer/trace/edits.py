@@ -221,11 +221,14 @@ class Edit(ABC):
             raise UnknownSite(f"{kind}: the first argument is the name of a site, found {_shown(site)}.")
         if not isinstance(at, At):
             raise UnknownAxis(f'{kind} at "{self.site}": at= takes a part, At(pos=-1); found {_shown(self.at)}.')
-        for axis, where in at.where.items():
+
+    def require_entries(self) -> None:
+        """Raise `ShapeMismatch` if it addresses a part of no entries: it would change nothing."""
+        for axis, where in self.at.where.items():
             if is_empty(where):
                 raise ShapeMismatch(
-                    f'{kind} at "{self.site}": {axis}={_shown(where)} chooses no entry, and the edit would change '
-                    "nothing.\n    Choose one entry or more, or leave the edit out."
+                    f'{type(self).__name__} at "{self.site}": {axis}={_shown(where)} chooses no entry, and the edit '
+                    "would change nothing.\n    Choose one entry or more, or leave the edit out."
                 )
 
     @property

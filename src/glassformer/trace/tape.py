@@ -73,6 +73,7 @@ class SiteTable(dict[str, Site]):
     def place(self, edit: "EditLike") -> list[tuple[Site, Edit]]:
         """An edit once per site it is of, addressed by the site's name and a part; raises as `locate`."""
         edit = _edit(edit)
+        edit.require_entries()
         found: list[tuple[Site, Edit]] = []
         for name, site, at, of in self.locate(edit.site, edit.at):
             placed = edit.lent_by(name, site) if of else edit

@@ -267,10 +267,11 @@ def test_a_pass_that_begins_behind_what_an_edit_reads_is_refused() -> None:
     [[], (), range(0), [False] * 5, torch.zeros(5, dtype=torch.bool), torch.zeros(0, dtype=torch.long), slice(3, 3),
      slice(4, 2), slice(0), slice(-1, -3)],
 )  # fmt: skip
-def test_an_edit_of_no_entry_is_refused_where_it_is_made(place):
+def test_an_edit_of_no_entry_is_refused(place):
+    table = subject("llama").model.sites()
     for made in (Scale, Set, Add):
         with pytest.raises(ShapeMismatch, match="chooses no entry"):
-            made("blocks.0.attn.z", 0.0, at=At(pos=place))
+            table.place(made("blocks.0.attn.z", 0.0, at=At(pos=place)))
     # a read of none is an empty tensor
     assert At(pos=place).entries("pos", 5) == []
 

@@ -121,7 +121,7 @@ class Acdc(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """What must be known to read the numbers right, such as that no edge could have been found to matter."""
-        return distinct(self._no_gap(), super().notes)
+        return distinct(super().notes, self._no_gap())
 
     def _no_gap(self) -> tuple[Note, ...]:
         gap, size = self.gap, max(abs(self.cost_full), abs(self.cost_empty), 1.0)
