@@ -128,12 +128,34 @@ def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         asked = signature.parameters[name]
         rows = {asked.VAR_POSITIONAL: tuple, asked.VAR_KEYWORD: dict.values}.get(asked.kind)
         for one in [value] if rows is None else rows(value):
+            place = name if rows is not None or asked.kind == asked.POSITIONAL_ONLY else f"{name}="
+            if kind := not_dense(one):
+                raise WrongArgument(
+                    f"{_name(function)}: {place} is a tensor that is {kind}. Give a dense one, with a number in each "
+                    "place."
+                )
             if not fits(one, asked.annotation):
-                place = name if rows is not None or asked.kind == asked.POSITIONAL_ONLY else f"{name}="
                 raise WrongArgument(
                     f"{_name(function)}: {place} takes {described(asked.annotation)}; found {shown(one)}."
                     f"{_near(one, asked.annotation)}"
                 )
+
+
+def not_dense(value: Any) -> str:
+    """Return why a tensor has no entries that can be looked at, in a word; empty for any other tensor, or value.
+
+    This module does not load PyTorch: without it there is no tensor.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return ""
+    if value.is_quantized:
+        return "quantised"
+    if value.is_meta:
+        return "without numbers (meta)"
+    if value.is_nested:
+        return "nested"
+    return "" if value.layout == torch.strided else "sparse"
 
 
 def fits(value: Any, hint: Any) -> bool:

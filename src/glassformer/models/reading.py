@@ -18,14 +18,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.arguments import shown
+from glassformer.arguments import not_dense, shown
 from glassformer.data.batch import Batch
 from glassformer.data.marks import UNMARKED, Marks, marks
 from glassformer.data.tokenizer import Reading, Specials, Tokenizer
 from glassformer.errors import ShapeMismatch, TextError
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, Padding
-from glassformer.numerics.dense import not_dense
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note
 

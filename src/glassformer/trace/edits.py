@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.arguments import checked
+from glassformer.arguments import checked, not_dense
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Labelled, RowLabels
 from glassformer.numerics import decompositions
-from glassformer.numerics.dense import not_dense
 from glassformer.numerics.indices import Where, asked, entries, is_empty, is_mask, located
 from glassformer.trace.sites import Site
 

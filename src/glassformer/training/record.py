@@ -198,7 +198,8 @@ class RunFolder:
             self._check_files()
             # what a link of that name points at must not be emptied
             lock = (self.path / LOCK).open("a")
-        except OSError as error:
+        # a name with a zero byte is none
+        except (OSError, ValueError) as error:
             raise files.refused(self.path, error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

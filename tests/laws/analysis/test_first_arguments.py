@@ -23,9 +23,10 @@ from glassformer.analysis import (
 from glassformer.analysis.cards import Card, cards
 from glassformer.analysis.sweep import NAMES, accuracy, logit_difference, next_token_loss, sweep
 from glassformer.data import Contrast
-from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
+from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError, WrongArgument
 from glassformer.testing.models import subject
 from one_pass import in_one_pass
+from right_calls import calls
 from runtime_checks import lifted
 
 IDS = torch.tensor([[3, 5, 7, 9, 4], [1, 2, 3, 4, 5]])
@@ -156,3 +157,18 @@ def test_names_that_are_not_one_for_each_coordinate_are_refused() -> None:
         with pytest.raises(ConfigError, match="coordinate_names"):
             model.coordinate_names = names
     assert model.coordinate_names == ()
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        ("sparse", torch.Tensor.to_sparse),
+        ("without numbers", lambda x: x.to("meta")),
+    ],
+)
+def test_a_tensor_without_a_number_in_each_place_is_refused_at_the_door(kind, of):
+    given = {"logit_lens": "row", "neuron_effects": "position", "token_pairs": "offset", "source_effects": "direction"}
+    for name, parameter in given.items():
+        with pytest.raises(WrongArgument, match=f"{parameter}= is a tensor that is {kind}"):
+            calls()[name]()(**{parameter: of(torch.ones(1, 16))})
