@@ -42,7 +42,7 @@ from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import readable
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
-DRAWS = 2  # of weights, whose heads are taken together
+DRAWS = 4  # of weights, whose heads are taken together
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
 
 
@@ -61,7 +61,7 @@ class AttentionSinks(Result):
         sink_rate: Share of heads whose mass, if it is beyond `chance`, and what their rows lack is more than `above`.
         above: Mass from which a head counts into the sink rate.
         chance: Mass that heads hardly ever reach here with weights drawn anew (entries of each tensor shuffled): their
-            mean and four deviations. NaN where the weights are not in memory.
+            largest and two deviations. NaN where the weights are not in memory.
         loss: Mean in nats of the tokens from the third on, `condition`; `as it is` first.
         loss_change: Less that of `as it is`, `condition`.
         spread: Standard error of the change over rows; NaN with one row.
@@ -209,7 +209,7 @@ def _chance(model: ModelLike, paths: list[str], groups: Sequence[Int[Tensor, "ro
             by_head = torch.cat([_measure(one, paths, ids) for ids in groups]).mean(0)
         found.append(by_head[:, 0])
     masses = torch.cat(found)
-    return float(masses.mean() + 4 * masses.std())
+    return float(masses.max() + 2 * masses.std())
 
 
 def _layer(model: ModelLike, path: str) -> AttentionLayer:
