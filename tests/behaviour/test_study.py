@@ -15,9 +15,9 @@ from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError
 from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
-from glassformer.study.kept import keep
 from glassformer.study.replay import drawn, read_replays, replay, replay_reports
 from glassformer.study.report import document, found_in_words, outdated, write_report
+from glassformer.study.sealed import keep
 from one_pass import in_one_pass
 
 OWN = '''"""Noise has mean zero."""

@@ -229,16 +229,16 @@ def _show(path: Path, report: dict[str, Any], html: Path | None, json: bool) -> 
 
     from glassformer.files import write
     from glassformer.render.page import study_page
-    from glassformer.study.kept import kept_text
     from glassformer.study.replay import read_replays
     from glassformer.study.report import markdown, outdated
+    from glassformer.study.sealed import sealed_text
     from glassformer.study.shelf import shipped_at, shipped_replays_at
 
     console = Console()
     if html is not None:
         write(html, study_page(report).encode())
     if json:
-        print(kept_text(report), end="")
+        print(sealed_text(report), end="")
         return
     console.print(Markdown(markdown(report)))
     older = outdated(report)

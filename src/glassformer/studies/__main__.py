@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 from glassformer.study import names, run_study
-from glassformer.study.kept import keep
 from glassformer.study.replay import replay_reports
 from glassformer.study.report import document
+from glassformer.study.sealed import seal
 from glassformer.study.shelf import shipped, shipped_at, shipped_replays_at
 
 
@@ -27,7 +27,7 @@ def main(asked: list[str]) -> None:
         found = document(run_study(name), shipped(name))
         path = shipped_at(name)
         path.parent.mkdir(exist_ok=True)
-        keep(path, found)
+        seal(path, found)
         print(name, {claim["text"]: claim["verdict"] for claim in found["claims"]})
 
 

@@ -24,8 +24,8 @@ from glassformer.study import records
 from glassformer.study.claims import Decision, decide
 from glassformer.study.code import Recorder, changed
 from glassformer.study.definition import Case, Setting, Study
-from glassformer.study.kept import is_kept, keep, read_kept
 from glassformer.study.records import Record, State
+from glassformer.study.sealed import is_there, read_sealed, seal
 from glassformer.study.shelf import find
 from glassformer.training import TrainConfig, train
 
@@ -107,7 +107,7 @@ def run_study(
     cases, home = found.cases(scale), Path(folder)
     if anew:
         for case in cases:
-            is_kept(records.place(home, found.name, case))
+            is_there(records.place(home, found.name, case))
         todo = cases
     else:
         todo = [case for case, state in zip(cases, survey(found, scale, folder), strict=True) if state != "current"]
@@ -193,12 +193,12 @@ def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[i
     """Return the run folder of a recipe: as it is, if it was trained by the code that is here now."""
     home = folder / TRAINED / records.key(json.loads(config.identity()))
     home.parent.mkdir(parents=True, exist_ok=True)
-    is_kept(home.with_suffix(".lock"))
+    is_there(home.with_suffix(".lock"))
     with home.with_suffix(".lock").open("a") as lock:
         # cases may share a model: whoever comes second waits for it
         fcntl.flock(lock, fcntl.LOCK_EX)
         way_on = f'Remove "{home}", and the model is trained again.'
-        known = read_kept(home / CODE, "digests of code", {"code": {str: str}}, way_on)
+        known = read_sealed(home / CODE, "digests of code", {"code": {str: str}}, way_on)
         if known and not changed(known["code"]):
             ran.add(known["code"])
             return home
@@ -206,7 +206,7 @@ def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[i
             shutil.rmtree(home)
         with Recorder() as training:
             train(config, home, report=lambda at: said(at.step, at.steps))
-        keep(home / CODE, {"code": training.digests()})
+        seal(home / CODE, {"code": training.digests()})
     return home
 
 

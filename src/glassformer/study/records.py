@@ -22,7 +22,7 @@ from glassformer.files import json_text
 from glassformer.study.claims import Measured
 from glassformer.study.code import changed
 from glassformer.study.definition import Case
-from glassformer.study.kept import NUMBER, keep, read_kept
+from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.version import __version__
 
 FORMAT = 1
@@ -103,7 +103,7 @@ def read(folder: Path, study: str, case: Case) -> Record | None:
     """
     path = place(folder, study, case)
     way_on = f"Remove it, and glassformer study run {study} makes that run again."
-    data = read_kept(path, "record of a run", SHAPE, way_on)
+    data = read_sealed(path, "record of a run", SHAPE, way_on)
     if data is None:
         return None
     if data["format"] != FORMAT:
@@ -116,7 +116,7 @@ def read(folder: Path, study: str, case: Case) -> Record | None:
 def save(path: Path, record: Record) -> None:
     """Write a record, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    keep(path, record.to_dict())
+    seal(path, record.to_dict())
 
 
 def machine() -> dict[str, str]:

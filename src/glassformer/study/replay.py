@@ -29,8 +29,8 @@ from glassformer.study.claims import next_draw
 from glassformer.study.code import digest
 from glassformer.study.definition import Study
 from glassformer.study.engine import run_case
-from glassformer.study.kept import NUMBER, keep, read_kept
 from glassformer.study.records import Record
+from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.study.shelf import find
 
 FORMAT, VERSION = "glassformer.replays", 1
@@ -254,7 +254,7 @@ def read_replays(path: Path) -> dict[str, Replay]:
         CheckpointError: The file was changed or damaged, holds something else, or is no regular file.
     """
     way_on = "Remove it, and the same command makes it anew."
-    data = read_kept(path, "replays", SHAPE, way_on)
+    data = read_sealed(path, "replays", SHAPE, way_on)
     if data is None:
         return {}
     if (data["format"], data["version"]) != (FORMAT, VERSION):
@@ -269,4 +269,4 @@ def keep_replay(path: Path, study: str, found: Replay) -> None:
     replays = read_replays(path) | {study: found}
     told = {name: asdict(replays[name]) for name in sorted(replays)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    keep(path, {"format": FORMAT, "version": VERSION, "replays": told})
+    seal(path, {"format": FORMAT, "version": VERSION, "replays": told})

@@ -22,8 +22,8 @@ from glassformer.study import records
 from glassformer.study.claims import VERDICTS, Decision
 from glassformer.study.code import changed
 from glassformer.study.engine import Found
-from glassformer.study.kept import keep
 from glassformer.study.records import Record
+from glassformer.study.sealed import seal
 from glassformer.study.shelf import FORMAT, REPORT, VERSION, read_report
 from glassformer.words import duration, spoken, spoken_each
 
@@ -70,7 +70,7 @@ def write_report(found: Found, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / REPORT
     made = document(found, read_report(path, found.study.name, found.scale))
-    keep(path, made)
+    seal(path, made)
     write(folder / MARKDOWN, markdown(made).encode())
     write(folder / PAGE, study_page(made).encode())
     return path

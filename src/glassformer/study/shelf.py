@@ -19,7 +19,7 @@ from typing import Any
 
 from glassformer.errors import AnalysisUnavailable, CheckpointError, nearest
 from glassformer.study.definition import Study
-from glassformer.study.kept import NUMBER, read_kept
+from glassformer.study.sealed import NUMBER, read_sealed
 
 GROUP = "glassformer.studies"
 FORMAT, VERSION, REPORT = "glassformer.study", 1, "report.json"
@@ -83,7 +83,7 @@ def read_report(path: Path, study: str, scale: str, way_on: str = "") -> dict[st
         f"Remove it, and glassformer study run {study} --scale {scale} writes it anew from the runs; what earlier "
         "reports expected is known to it alone."
     )
-    data = read_kept(path, f"report of {study} at scale {scale}", SHAPE, way_on)
+    data = read_sealed(path, f"report of {study} at scale {scale}", SHAPE, way_on)
     if data is not None and (data["format"], data["version"]) != (FORMAT, VERSION):
         raise CheckpointError(
             f'"{path}" is in format {data["format"]!r}, version {data["version"]}; this version reads {FORMAT!r}, '

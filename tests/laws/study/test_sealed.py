@@ -10,9 +10,9 @@ from glassformer.cli import main
 from glassformer.errors import CheckpointError
 from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, records, run_study, shipped, survey, value, verify
-from glassformer.study.kept import keep
 from glassformer.study.replay import keep_replay, read_replays, replay
 from glassformer.study.report import write_report
+from glassformer.study.sealed import seal
 from glassformer.study.shelf import read_report, shipped_replays_at
 
 MADE = Study(
@@ -108,10 +108,10 @@ def test_what_was_sealed_anew_is_still_of_its_shape(files):
         data.pop("sha256")
         for name in data:
             for wrong in ({other: inner for other, inner in data.items() if other != name}, data | {name: [True]}):
-                keep(path, wrong)
+                seal(path, wrong)
                 with pytest.raises(CheckpointError, match=r"lacks|cannot be|is no"):
                     read()
-        keep(path, data | {"format": "glassformer.other" if isinstance(data["format"], str) else 7})
+        seal(path, data | {"format": "glassformer.other" if isinstance(data["format"], str) else 7})
         with pytest.raises(CheckpointError, match=r"expected|reads"):
             read()
 
@@ -158,6 +158,6 @@ def test_the_command_says_so_before_anything_runs(tmp_path, capsys):
 
 
 def test_what_comes_with_the_package_has_its_digests():
-    kept = [path for path in (shipped_replays_at().parent / "found").iterdir() if path.suffix == ".json"]
-    assert all(shipped(Path(path).stem) is not None for path in kept)
-    assert set(read_replays(shipped_replays_at())) == {path.stem for path in kept}
+    paths = [path for path in (shipped_replays_at().parent / "found").iterdir() if path.suffix == ".json"]
+    assert all(shipped(Path(path).stem) is not None for path in paths)
+    assert set(read_replays(shipped_replays_at())) == {path.stem for path in paths}

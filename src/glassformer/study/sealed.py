@@ -20,17 +20,17 @@ DIGEST = "sha256"
 NUMBER = (int, float, type(None))
 
 
-def kept_text(data: Mapping[str, Any]) -> str:
+def sealed_text(data: Mapping[str, Any]) -> str:
     """Return what is written into a file: data with its digest."""
     return json_text({**data, DIGEST: _digest(data)}, indent=1, ascii_only=False) + "\n"
 
 
-def keep(path: Path, data: Mapping[str, Any]) -> None:
+def seal(path: Path, data: Mapping[str, Any]) -> None:
     """Write data with its digest, whole or not at all."""
-    write(path, kept_text(data))
+    write(path, sealed_text(data))
 
 
-def is_kept(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Return whether there is a file; raises `CheckpointError` if something else is in its place.
 
     A pipe would be waited for, by whoever reads it and by whoever writes into it.
@@ -40,8 +40,8 @@ def is_kept(path: Path) -> bool:
     return path.is_file()
 
 
-def read_kept(path: Path, what: str, shape: Mapping[str, Any], way_on: str) -> dict[str, Any] | None:
-    """Return what `keep` wrote without its digest; None if there is no file.
+def read_sealed(path: Path, what: str, shape: Mapping[str, Any], way_on: str) -> dict[str, Any] | None:
+    """Return what `seal` wrote without its digest; None if there is no file.
 
     Args:
         path: Of the file.
@@ -53,7 +53,7 @@ def read_kept(path: Path, what: str, shape: Mapping[str, Any], way_on: str) -> d
     Raises:
         CheckpointError: It is no regular file, no JSON, is not what its digest is of, or of another shape.
     """
-    if not is_kept(path):
+    if not is_there(path):
         return None
     try:
         data = read_json(path, MOST_JSON, strict=True)
