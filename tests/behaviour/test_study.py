@@ -17,7 +17,7 @@ from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
 from glassformer.study.replay import drawn, read_replays, replay, replay_reports
 from glassformer.study.report import document, found_in_words, outdated, write_report
-from glassformer.study.sealed import keep
+from glassformer.study.sealed import seal
 from one_pass import in_one_pass
 
 OWN = '''"""Noise has mean zero."""
@@ -202,7 +202,7 @@ def test_the_command_lists_shows_and_verifies(own, tmp_path, capsys):
     report.write_text(json.dumps(told), encoding="utf-8")
     assert main(["study", "verify", own, *folder]) == 2
     assert "was changed or damaged" in capsys.readouterr().err
-    keep(report, {name: inner for name, inner in told.items() if name != "sha256"})
+    seal(report, {name: inner for name, inner in told.items() if name != "sha256"})
     assert main(["study", "verify", own, *folder]) == 1
 
 
@@ -393,7 +393,7 @@ def test_the_command_replays_a_report_and_names_what_is_stale(own, tmp_path, cap
     del told["sha256"]
     for run in told["runs"]:
         run["measures"]["mean"] += 7.0
-    keep(report, told)
+    seal(report, told)
     assert main(["study", "verify", "--replay", own, "--anew", "--json", *folder]) == 1
     assert json.loads(capsys.readouterr().out)[own]["outcome"] == "differs"
     assert main(["study", "run", "--replay", own, *folder]) == 2
