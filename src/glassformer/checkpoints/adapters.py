@@ -19,7 +19,7 @@ from torch import Tensor
 from glassformer.checkpoints.families import Fields
 from glassformer.checkpoints.tensors import ADAPTER, ADAPTER_WEIGHTS, PICKLED, StoredTensor, TensorFiles, Tensors
 from glassformer.errors import CheckpointError, nearest
-from glassformer.files import read_json, reason
+from glassformer.files.reading import read_object
 from glassformer.provenance import ModelNote
 from glassformer.words import sentence
 
@@ -177,14 +177,9 @@ def unmerged_notes(folder: Path) -> tuple[ModelNote, ...]:
 def _said(folder: Path) -> Fields:
     """Return what an adapter's config says, if it is one of a kind that is read."""
     path = folder / ADAPTER
-    try:
-        said = read_json(path)
-    except OSError as error:
-        raise CheckpointError(f'"{folder}" holds no adapter: cannot read "{path}": {reason(error)}.') from error
-    except ValueError as error:
-        raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
-    if not isinstance(said, Mapping):
-        raise CheckpointError(f'"{path}" must hold an object.')
+    if not path.exists():
+        raise CheckpointError(f'"{folder}" holds no adapter: there is no {ADAPTER}.')
+    said = read_object(path)
     fields, way = Fields(said, str(path)), _way_on(folder)
     kind = fields.get("peft_type", "of an unknown kind")
     if kind != "LORA":
