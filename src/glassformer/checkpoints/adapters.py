@@ -19,7 +19,7 @@ from torch import Tensor
 from glassformer.checkpoints.families import Fields
 from glassformer.checkpoints.tensors import ADAPTER, ADAPTER_WEIGHTS, PICKLED, StoredTensor, TensorFiles, Tensors
 from glassformer.errors import CheckpointError, nearest
-from glassformer.files.reading import read_object
+from glassformer.files import read_object
 from glassformer.provenance import ModelNote
 from glassformer.words import sentence
 
