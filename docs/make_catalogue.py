@@ -50,7 +50,8 @@ print(analysis.lens.logit_lens(run).rank.values.tolist(), analysis.heads.head_ro
 ```
 
 Most have a command too: `explain`, `lens`, `attribute`, `route`, `trace`, `patch`, `paths`, `edges`, `prune`,
-`circuits`, and `behaviour` for known habits (`glassformer behaviour MODEL TEXT --habits sinks`).
+`circuits`, `behaviour` for known habits (`glassformer behaviour MODEL TEXT --habits sinks`), and `attention`: with
+`--head` it says why a head looks there (`score_paths`).
 
 What an analysis *assumes* are traits of the mechanism, which [mechanisms](mechanisms.md) lists; without one it raises
 `AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values. Which

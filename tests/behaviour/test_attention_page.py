@@ -7,11 +7,13 @@ import torch
 
 import glassformer as gf
 from explanations import weights
+from glassformer.analysis.paths import score_paths
 from glassformer.analysis.reports.attention import attention_of, pattern_sites
-from glassformer.attention import Rope
+from glassformer.attention import Alibi, Rope, Softmax
+from glassformer.attention.mechanisms import Differential
 from glassformer.cli import main
 from glassformer.errors import SiteNotRead
-from glassformer.models import EncoderConfig, Mlp, block, repeat
+from glassformer.models import DecoderConfig, EncoderConfig, Mlp, block, repeat
 
 ENCODER = EncoderConfig(20, 16, repeat(block(n_heads=2, mlp=Mlp(24), positions=Rope()), 2), max_len=16, predicts=False)
 
@@ -63,3 +65,37 @@ def test_the_command_writes_page_and_document(tmp_path, capsys):
     assert json.loads(document.read_text(encoding="utf-8"))["format"] == "glassformer.attention"
     assert main(["attention", "attn-only-1l"]) == 2
     assert "give a text" in capsys.readouterr().err
+
+
+MIXERS = {"softmax": Softmax(), "capped": Softmax(cap=0.5), "differential": Differential()}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_command_says_why_a_head_looks_there(mixer, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layer = block(MIXERS[mixer], n_heads=2, mlp=Mlp(12), positions=Alibi())
+    model = DecoderConfig(20, 16, repeat(layer, 2), max_len=16).build(0).eval()
+    for parameter in model.parameters():
+        # as they are drawn, scores are too small to be told apart
+        parameter.data *= 5
+    name, capped = str(gf.save(model, tmp_path / "model")), mixer == "capped"
+    line, site = ["attention", name, "3 1 4 1 5", "--head", "L1H1"], "L1H1.scores_raw" if capped else "L1H1.scores"
+    assert main([*line, "--json", "found.json", "--html", "page.html", "--top", "3"]) == 0
+    out = capsys.readouterr().out
+    run = gf.run(model, [[3, 1, 4, 1, 5]], read=[score_paths, "L1H1.pattern", site])
+    # from the last query at the key it looks at most
+    key = int(run["L1H1.pattern"].values[0, -1].abs().argmax())
+    document = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert (document["given"]["query"], document["given"]["key"]) == (4, key)
+    (found,), expected = document["results"], score_paths(run, head="L1H1", query=-1, key=key)
+    for field in ("queries", "keys", "classes", "total"):
+        values = found[field]["values"] if isinstance(found[field], dict) else found[field]
+        assert torch.allclose(torch.tensor(values), getattr(expected, field).values, atol=1e-5)
+    for score in run[site].values[0, ..., -1, key].reshape(-1).tolist():
+        assert out.count(f"{score:.3f}") >= 2 and f"{score:+.3f}" in out
+    (_, largest), *_ = expected.terms.top(1, by_size=True)
+    assert f"{largest:+.3f}" in out and "ScorePaths" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert main([*line, "--query", "1", "--key", "2"]) == 2
+    assert "L1H1 sees no key 2 from query 1: it is masked. It sees 2, from 0 to 1." in capsys.readouterr().err
+    assert main(["attention", name, "3 1", "--key", "0"]) == 2
+    assert "say which with --head" in capsys.readouterr().err

@@ -30,7 +30,7 @@ NUMBERS = (
 # verb -> what goes in front, the options that take numbers, and those that take texts and names
 OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "explain": ([MODEL, "a"], ["--position", "--temperature", "--top-k", "--top-p", "--seed"], ["--answer"]),
-    "attention": ([MODEL, "a"], [], ["--target"]),
+    "attention": ([MODEL, "a", "--head", "L0H0"], ["--query", "--key", "--top"], ["--target", "--head"]),
     "patch": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--sites", "--by", "--metric", "--pairs"]),
     "paths": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--metric", "--pairs"]),
     "edges": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--pairs"]),

@@ -17,11 +17,11 @@ import tyro
 # what stands for the value of an option of this name; for others their type decides
 PLACEHOLDERS = {
     "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
-    "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "heads": "HEAD",
-    "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME", "others": "RUN", "position": "POSITION",
-    "positions": "POSITION", "read": "SITE", "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION",
-    "role": "ROLE", "run": "RUN", "set": "PATH=VALUE", "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS",
-    "task": "TASK", "word": "WORD", "wrong": "TOKEN",
+    "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "head": "HEAD", "heads": "HEAD",
+    "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME", "others": "RUN",
+    "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE", "receivers": "RECEIVER",
+    "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
+    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD", "wrong": "TOKEN",
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 

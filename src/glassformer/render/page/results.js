@@ -155,7 +155,7 @@ function header() {
   const names = [...new Set(data.results.map((result) => kindName(result.result)))];
   const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(spoken(", "))]] : [];
   // a text stands below as its tokens; what was not asked for need not be said
-  const asked = Object.entries(data.given ?? {}).map(([name, value]) => [name, ["position", "positions"].includes(name) ? [value].flat().map(placeAsked) : value]).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
+  const asked = Object.entries(data.given ?? {}).map(([name, value]) => [name, ["position", "positions", "query", "key"].includes(name) ? [value].flat().map(placeAsked) : value]).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : spoken(" · results of analyses")),
     el("h1", {}, heading(names.length > 3 ? spoken("{names} and more", { names: names.slice(0, 3).join(spoken(", ")) }) : names.join(spoken(", ")), model)),

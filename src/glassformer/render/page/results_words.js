@@ -65,7 +65,8 @@ const READERS = {
 // facts whose names on the command line and in the code say little to a reader
 const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors"), subject: spoken("subject"), samples: spoken("samples"),
   window: spoken("window"), prompts: spoken("prompts"), sites: spoken("sites"), method: spoken("method"), threshold: spoken("threshold"), habits: spoken("habits"),
-  answer: spoken("answer"), d_head: spoken("width of a head"), lengths: spoken("lengths"), mechanisms: spoken("mechanisms"), threads: spoken("threads") };
+  answer: spoken("answer"), d_head: spoken("width of a head"), lengths: spoken("lengths"), mechanisms: spoken("mechanisms"), threads: spoken("threads"),
+  head: spoken("head"), query: spoken("query"), key: spoken("key") };
 const FACTS = {
   n_heads: spoken("heads"), d_head: spoken("width of a head"), documents: spoken("documents in a packed row"), dtype: spoken("type of numbers"), processor: spoken("processor"), threads: spoken("threads"),
   metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),

@@ -57,7 +57,7 @@ def unranked(result: Result) -> RenderableType:
 def tables(result: Result) -> RenderableType:
     """Return what `show` prints, for any rich console: a result's own view, or the largest of its main entries."""
     view: Any = largest.dispatch(type(result))
-    return _any_result(result, MOST) if view is largest.dispatch(object) else view(result)
+    return any_result(result, MOST) if view is largest.dispatch(object) else view(result)
 
 
 # axes of places in a text; tokens of the vocabulary stand behind their ids, whatever the axis
@@ -80,7 +80,7 @@ def largest(result: Result, top: int) -> RenderableType:
     return tables(result)
 
 
-def _any_result(result: Result, top: int) -> RenderableType:
+def any_result(result: Result, top: int) -> RenderableType:
     """Return the largest entries of what a class of results says first."""
     parts = [_entries(panel.name, panel.value, top) for panel in result.panels()]
     return Group(section(spoken(spaced(type(result).__name__))), *parts)
