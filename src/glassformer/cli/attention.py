@@ -50,7 +50,10 @@ def attention(
     from glassformer.render.terminal.attention import most_seen
 
     require(text is not None, "give a text, whose tokens the heads look at.")
-    require(head is not None or query is key is None, "--query and --key belong to one head: say which with --head.")
+    require(
+        head is not None or (query is None and key is None),
+        "--query and --key belong to one head: say which with --head.",
+    )
     assert text is not None
     check(output)
     loaded = model_of(model, opening)
