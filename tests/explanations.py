@@ -16,9 +16,12 @@ from glassformer.analysis.reports import Explanation, explain
 from glassformer.attention import Differential, Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.grammar.translation import zh_en_tokenizer
+from glassformer.data.tokenizer import label_tokenizer
 from glassformer.models import (
     Decoder,
     DecoderConfig,
+    Encoder,
+    EncoderConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
     Learned,
@@ -29,6 +32,7 @@ from glassformer.models import (
     published_block,
     repeat,
 )  # fmt: skip
+from glassformer.models.model import LogitsOf
 
 TEXT = '''def area(shape):
     """Return the area of a shape; </script> & <b>markup</b> must stay text."""
@@ -77,6 +81,20 @@ def translator() -> EncoderDecoder:
     decoder = repeat(block(n_heads=4, mlp=Mlp(), cross=True, wiring="post"), 2)
     config = EncoderDecoderConfig(tokenizer.vocab_size, 64, encoder, decoder, max_len=64)
     return _random(config, "translation-sample", tokenizer)
+
+
+def predicting(of: LogitsOf) -> Decoder | Encoder:
+    """Return a tiny model whose logits are of the token behind a position or at it, or of classes that have names."""
+    heads = {"text_class": "text", "token_class": "tokens"}
+    outputs: Any = {"output_vocab_size": 3, "classifies": heads[of], "tied": False} if of in heads else {}
+    layers = repeat(block(n_heads=2, mlp=Mlp()), 1)
+    if of in ("token", "text_class"):
+        model = _random(EncoderConfig(300, 16, layers, max_len=16, **outputs), "tiny", _bpe())
+    else:
+        model = _random(DecoderConfig(300, 16, layers, max_len=16, **outputs), "tiny", _bpe())
+    if outputs:
+        model.output_tokenizer = label_tokenizer(["very good", "bad", "neither"])
+    return model
 
 
 @cache

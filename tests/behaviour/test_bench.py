@@ -252,6 +252,22 @@ def test_costs_are_drawn_as_lines_on_logarithmic_axes(costs: AttentionCosts) -> 
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16"]
 
 
+def test_times_are_drawn_within_the_band_of_their_intervals(costs: AttentionCosts) -> None:
+    pytest.importorskip("matplotlib")
+    for call in (CALLS[0], STEP):
+        at = costs.seconds.coords["call"].index(call)
+        axes = costs.plot("seconds").axes[at]
+        assert len(axes.collections) == len(axes.lines) == 3 and "band" in axes.get_title()
+        for i, (band, line) in enumerate(zip(axes.collections, axes.lines)):
+            heights = band.get_paths()[0].vertices[:, 1]
+            low, high = (x.values[at, i] for x in (costs.seconds_low, costs.seconds_high))
+            assert (heights.min(), heights.max()) == pytest.approx((float(low.min()), float(high.max())))
+            shown = torch.as_tensor(line.get_ydata())
+            assert bool((low <= shown).all() and (shown <= high).all())
+    # what is measured once has none
+    assert all(not axes.collections for axes in costs.plot("peak_bytes").axes)
+
+
 # ---- the command
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
+from explanations import SAMPLES, TEXT, gpt, predicting, sample, signed, translator
 from glassformer import checkpoints
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, input_gradients
@@ -26,10 +26,12 @@ from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
 from glassformer.models import DecoderConfig, Mlp, block
+from glassformer.models.model import LogitsOf
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
 from glassformer.testing import close
 from glassformer.testing.models import DIRECTED, subject
+from glassformer.words import speaking
 from one_pass import in_one_pass
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
@@ -290,6 +292,31 @@ def test_the_terminal_view_fits_its_width(name: str, width: int) -> None:
     text = "\n".join(shown)
     for heading in ("From text to next token", "Next token", "Sampling", "Logit lens", "What adds to", "Telling heads"):
         assert heading in text
+
+
+@pytest.mark.parametrize(
+    ("of", "asked", "title", "way", "answered"),
+    [
+        ("next_token", "next", "Next token (entropy", "From text to next token (norms", "after position 3"),
+        ("token", "there", "The token there (entropy", "From text to the token there (norms", "at position 3"),
+        ("text_class", "class", "Class of the text (entropy", "From text to its class (norms", "at position 0"),
+        ("token_class", "class", "Class of this token (entropy", "From text to the class of a token", "at position 3"),
+    ],
+)
+def test_an_answer_is_called_what_the_logits_are_of(
+    of: LogitsOf, asked: str, title: str, way: str, answered: str
+) -> None:
+    model = predicting(of)
+    found = explain(model, [70, 71, 72, 73])
+    assert model.logits_of == found.model.logits_of == found.to_dict()["model"]["logits_of"] == of
+    told = "\n".join(lines(found))
+    assert all(words in told for words in (f"\n{asked} ", title, way)) and answered in repr(found._title())
+    classes = of.endswith("_class")
+    assert ("Sampling" in told, "next token" in told.lower(), found.answer.text in ("very good", "bad", "neither")) == (
+        not classes, of == "next_token", classes,
+    )  # fmt: skip
+    with speaking("zh"):
+        assert ("类别" in "\n".join(lines(found))) == classes
 
 
 def test_single_results_print_as_tables() -> None:

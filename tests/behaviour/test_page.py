@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page
 
-from explanations import sample, weights
+from explanations import predicting, sample, weights
 from glassformer.analysis.reports import explain
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block
+from glassformer.models.model import LogitsOf
 from glassformer.render.page import explanation_page
 from pages import NASTY, Opener, accessibility_report, open_everything, wait_for_frame
 
@@ -57,6 +58,31 @@ def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: s
     assert accessibility_report(shown) == ""
     open_head(shown, document(name)["patterns"][0]["label"])
     assert accessibility_report(shown, "dialog") == ""
+
+
+@browser_test
+@pytest.mark.parametrize(
+    ("of", "name", "why", "explained"),
+    [
+        pytest.param("next_token", "Next token", "next", "what follows token 3", marks=pytest.mark.full),
+        pytest.param("token", "Token there", "there", "what is token 3", marks=pytest.mark.full),
+        ("text_class", "Class of the text", "Why tiny calls the text", "the class of the text, read at token 0"),
+        ("token_class", "Class of this token", "Why tiny calls this token", "the class of token 3"),
+    ],
+)
+def test_the_page_calls_an_answer_what_the_logits_are_of(
+    opened: Opener, of: LogitsOf, name: str, why: str, explained: str
+) -> None:
+    payload = explain(predicting(of), [70, 71, 72, 73]).to_dict()
+    shown = opened(payload)
+    told = shown.inner_text("body")
+    assert name in shown.inner_text("nav") and why in shown.inner_text("h1") and f"Explained: {explained}" in told
+    assert ("Sampling, step by step" in told) == (not of.endswith("_class"))
+    assert ("next token" in told.lower()) == (of == "next_token")
+    # documents were once without it
+    if not of.endswith("_class"):
+        payload["model"].pop("logits_of")
+        assert opened(payload).inner_text("body") == told
 
 
 @browser_test

@@ -187,7 +187,7 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
     """
     if not isinstance(model, Model) or model.predicts_next:
         return -1
-    if model.config.classifies == "text":
+    if model.logits_of == "text_class":
         return 0
     if model.tokenizer is None:
         return -1

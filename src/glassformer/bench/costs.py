@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from glassformer.bench.growth import growth_exponent
-from glassformer.bench.paired import Comparison, Spread
+from glassformer.bench.paired import Comparison, Seconds, Spread
 from glassformer.labelled import Labelled, Result
 from glassformer.provenance import Note, Provenance
 from glassformer.version import __version__
@@ -32,6 +32,8 @@ class AttentionCosts(Result):
 
     Args:
         seconds: Median seconds of a call, `call mechanism length`, by the clock that `measured_by` names.
+        seconds_low: Lower end of the 95 % interval of that median.
+        seconds_high: Upper end of it.
         peak_bytes: Most bytes that a call held at once beyond its inputs, `call mechanism length`: masks, z, and
             gradients included.
         state_bytes: What a decode step carries after a text of this length, `mechanism length`.
@@ -60,6 +62,8 @@ class AttentionCosts(Result):
     HEADLINE = ("seconds", "peak_bytes", "state_bytes")
 
     seconds: Labelled
+    seconds_low: Labelled
+    seconds_high: Labelled
     peak_bytes: Labelled
     state_bytes: Labelled
     ratio: Labelled
@@ -126,13 +130,13 @@ class CostTable:
 
     def result(self, seed: int, **facts: Any) -> AttentionCosts:
         """All as a result; `facts` are its fields that say how it was measured."""
-        seconds = self.beside(
-            lambda m: getattr(m.comparison.subject, self.clock), lambda m: getattr(m.comparison.baseline, self.clock)
-        )
+        seconds, seconds_low, seconds_high = (self._seconds(of) for of in ("median", "low", "high"))
         peaks = self.beside(lambda m: m.peak, lambda m: m.fused_peak)
         same_low, same_high = (self.each(lambda m, end=end: getattr(self._same(m), end)) for end in ("low", "high"))
         found = AttentionCosts(
             seconds=seconds,
+            seconds_low=seconds_low,
+            seconds_high=seconds_high,
             peak_bytes=peaks,
             state_bytes=self.beside(lambda m: m.state, lambda m: m.fused_state).select(call=STEP),
             ratio=self.each(lambda m: self._ratio(m).median),
@@ -159,6 +163,14 @@ class CostTable:
         ours, theirs = self.each(of), self.each(fused)
         values = torch.cat((theirs.values.nanmedian(1, keepdim=True).values, ours.values), 1)
         return Labelled(values, ours.axes, {**ours.coords, "mechanism": [FUSED, *self.names]})
+
+    def _seconds(self, of: Literal["median", "low", "high"]) -> Labelled:
+        def taken(seconds: Seconds) -> float:
+            return getattr(getattr(seconds, self.clock), of)
+
+        return self.beside(
+            lambda m: taken(m.comparison.subject_seconds), lambda m: taken(m.comparison.baseline_seconds)
+        )
 
     def _number(self, call: str, name: str, length: int, of: Callable[[MeasuredCall], float]) -> float:
         found = self.measured.get((call, name, length))

@@ -53,6 +53,18 @@ class Spread:
         return Spread(1 / self.median, 1 / self.high, 1 / self.low, 1 / self.third_quartile, 1 / self.first_quartile)
 
 
+class Seconds(NamedTuple):
+    """CPU and wall seconds of one call, over rounds."""
+
+    cpu: Spread
+    wall: Spread
+
+    @property
+    def median(self) -> Timing:
+        """Their medians."""
+        return Timing(self.cpu.median, self.wall.median)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Subject over baseline.
@@ -63,8 +75,8 @@ class Comparison:
         wall: Ratio of wall times.
         cpu_same: A/A ratio of CPU times: baseline over baseline.
         wall_same: A/A ratio of wall times.
-        subject: Median seconds of one call of the subject.
-        baseline: Median seconds of one call of the baseline.
+        subject_seconds: Of one call of the subject.
+        baseline_seconds: Of one call of the baseline.
     """
 
     rounds: int
@@ -72,8 +84,18 @@ class Comparison:
     wall: Spread
     cpu_same: Spread
     wall_same: Spread
-    subject: Timing
-    baseline: Timing
+    subject_seconds: Seconds
+    baseline_seconds: Seconds
+
+    @property
+    def subject(self) -> Timing:
+        """Median seconds of one call of the subject."""
+        return self.subject_seconds.median
+
+    @property
+    def baseline(self) -> Timing:
+        """Median seconds of one call of the baseline."""
+        return self.baseline_seconds.median
 
 
 def compare(
@@ -123,8 +145,8 @@ def compare_timed(
     def ratio(over: str, under: str, clock: str) -> Spread:
         return Spread.of([getattr(a, clock) / getattr(b, clock) for a, b in zip(taken[over], taken[under])])
 
-    def typical(name: str) -> Timing:
-        return Timing(median(t.cpu for t in taken[name]), median(t.wall for t in taken[name]))
+    def seconds_of(name: str) -> Seconds:
+        return Seconds(Spread.of([t.cpu for t in taken[name]]), Spread.of([t.wall for t in taken[name]]))
 
     return Comparison(
         rounds=len(taken["first"]),
@@ -132,8 +154,8 @@ def compare_timed(
         wall=ratio("subject", "first", "wall"),
         cpu_same=ratio("second", "first", "cpu"),
         wall_same=ratio("second", "first", "wall"),
-        subject=typical("subject"),
-        baseline=typical("first"),
+        subject_seconds=seconds_of("subject"),
+        baseline_seconds=seconds_of("first"),
     )
 
 

@@ -42,6 +42,7 @@ class Panel(NamedTuple):
         of_a_whole: Whether they are shares of a whole, whose colours end at 1 whatever the largest is.
         trained_length: Tokens of the longest rows in training: a line on maps shows where a text goes beyond them.
         error: Standard errors beside the numbers; what is within two of them is pale.
+        band: Lower and upper ends of intervals of the numbers, of the same axes: lines are drawn with them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Panel(NamedTuple):
     of_a_whole: bool = False
     trained_length: int | None = None
     error: Any = None
+    band: tuple[Any, Any] | None = None
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -114,7 +116,7 @@ def draw_on(axes: Any, panel: Panel) -> None:
         return _mask(axes, panel.value, numbers)
     if numbers.ndim == 2:
         curved = panel.value.axes[1] in CURVES and len(numbers) <= MOST_CURVES
-        return _curves(axes, panel.value, numbers) if curved else _map(axes, panel, numbers)
+        return _curves(axes, panel, numbers) if curved else _map(axes, panel, numbers)
     return _one_axis(axes, panel, numbers)
 
 
@@ -171,7 +173,7 @@ def _averaged(panel: Panel) -> Panel:
             # over two axes it would not be one number
             error = _standard_error(value, axis) if len(averaged) == 1 else None
             value = _mean(value, axis)
-    return panel._replace(name=name, value=value, error=error)
+    return panel._replace(name=name, value=value, error=error, band=panel.band if value is panel.value else None)
 
 
 def _mean(value: Any, axis: str) -> Any:
@@ -198,7 +200,7 @@ def _parts(panel: Panel, least: int) -> Iterator[Panel]:
 
     Axes of one entry go first, as long as `least` axes are left. Maps of prompts whose tokens differ are of one each.
     """
-    name, value, error = panel.name, panel.value, panel.error
+    name, value, error, band = panel.name, panel.value, panel.error, panel.band
     if value.values.numel() == 0 or value.values.ndim == 0:
         return
     single = [axis for axis in value.axes if value.size(axis) == 1][: max(0, value.values.ndim - least)]
@@ -216,6 +218,7 @@ def _parts(panel: Panel, least: int) -> Iterator[Panel]:
             name=", ".join(filter(None, (name, said))),
             value=value.select(**{split: i}),
             error=None if error is None else error.select(**{split: i}),
+            band=None if band is None else (band[0].select(**{split: i}), band[1].select(**{split: i})),
         )
         yield from _parts(part, least)
 
@@ -235,7 +238,9 @@ def _one_axis(axes: Any, panel: Panel, numbers: Any) -> None:
         return _bars(axes, panel, numbers)
     numeric = all(isinstance(label, int | float) for label in labels)
     marker = {"marker": "o", "markersize": 3.5} if len(labels) <= MOST_BARS else {}
-    axes.plot(labels if numeric else range(len(labels)), numbers, color=SERIES[0], lw=1.6, **marker)
+    places = labels if numeric else range(len(labels))
+    axes.plot(places, numbers, color=SERIES[0], lw=1.6, **marker)
+    _bands(axes, panel, places)
     axes.set_xlabel(axis.replace("_", " "))
     axes.grid(alpha=0.25)
     if not numeric:
@@ -265,13 +270,15 @@ def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
     axes.set_ylabel(axis.replace("_", " "))
 
 
-def _curves(axes: Any, value: Any, numbers: Any) -> None:
+def _curves(axes: Any, panel: Panel, numbers: Any) -> None:
+    value = panel.value
     rows, axis = value.labels(value.axes[0]), value.axes[1]
     labels = value.labels(axis)
     numeric = all(isinstance(label, int | float) for label in labels)
+    places = labels if numeric else range(len(labels))
     for row, label, colour in zip(numbers, rows, SERIES):
-        axes.plot(labels if numeric else range(len(labels)), row, color=colour, lw=1.6, marker="o", markersize=3.5,
-                  label=_shown(label))  # fmt: skip
+        axes.plot(places, row, color=colour, lw=1.6, marker="o", markersize=3.5, label=_shown(label))
+    _bands(axes, panel, places)
     axes.set_xlabel(axis.replace("_", " "))
     axes.grid(alpha=0.25)
     if axis in POWERS:
@@ -279,6 +286,16 @@ def _curves(axes: Any, value: Any, numbers: Any) -> None:
     if not numeric:
         _ticks(axes, 0, value, axis)
     _legend(axes, value.axes[0])
+
+
+def _bands(axes: Any, panel: Panel, places: Sequence[Any]) -> None:
+    """Draw the intervals around lines, and say so above them."""
+    if panel.band is None or not _defined(panel.band[0]):
+        return
+    low, high = (end.values.detach().cpu().double().reshape(-1, len(places)).numpy() for end in panel.band)
+    for least, most, colour in zip(low, high, SERIES):
+        axes.fill_between(places, least, most, color=colour, alpha=0.25, lw=0)
+    _retitle(axes, f"{axes.get_title()}\n(band: low to high)".strip())
 
 
 def _logarithmic(axes: Any, places: Sequence[Any]) -> None:

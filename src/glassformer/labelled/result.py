@@ -166,7 +166,7 @@ class Result:
         """Panels that `plot` draws, tensor by tensor; numbers without axes stand together."""
         found = {name: getattr(self, name) for name in self._names(names)}
         panels = [
-            figures.Panel(n, v, n in self.SIGNED, n in OF_A_WHOLE)
+            figures.Panel(n, v, n in self.SIGNED, n in OF_A_WHOLE, band=self._band(n))
             for n, v in found.items()
             if isinstance(v, Labelled) and v.axes
         ]
@@ -228,6 +228,11 @@ class Result:
     def replace(self, **changes: Any) -> Self:
         found = dataclasses.replace(self, **changes)  # type: ignore[type-var]
         return found.noted(*self._notes).bound(self._bound)
+
+    def _band(self, name: str) -> tuple[Labelled, Labelled] | None:
+        """Return the ends of the intervals of a field's numbers: its fields `…_low` and `…_high`, if it has them."""
+        low, high = (getattr(self, f"{name}_{end}", None) for end in ("low", "high"))
+        return (low, high) if isinstance(low, Labelled) and isinstance(high, Labelled) else None
 
     def _title(self) -> str:
         """Return what stands above a figure of the result."""

@@ -25,6 +25,9 @@ from glassformer.provenance import ModelNote
 from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 
+# what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it
+LogitsOf = Literal["next_token", "token", "text_class", "token_class"]
+
 
 class ModelConfig(Config, family=True):
     """A whole model as data."""
@@ -254,6 +257,15 @@ class Model(nn.Module):
         return super().__getattr__(name)
 
     @property
+    def logits_of(self) -> LogitsOf | None:
+        """What logits at a position are of: a token or a class, and of which; None if there are no logits."""
+        if not self.predicts:
+            return None
+        if self.config.classifies is not None:
+            return "text_class" if self.config.classifies == "text" else "token_class"
+        return "next_token" if self.predicts_next else "token"
+
+    @property
     def reads_pairs(self) -> bool:
         """Whether it reads two texts: a source, and what its decoder has of the target."""
         return self.source is not None
@@ -261,7 +273,7 @@ class Model(nn.Module):
     @property
     def generates(self) -> bool:
         """Whether it can write: its logits are of the next token. A model that reads pairs writes behind a source."""
-        return self.predicts_next and self.predicts and self.config.classifies is None
+        return self.logits_of == "next_token"
 
     def require_generates(self) -> None:
         """Raise `AnalysisUnavailable`, which says why, if it cannot write."""

@@ -40,7 +40,7 @@ from glassformer.analysis.reports.explanation import (
 from glassformer.analysis.reports.model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.data.tokenizer import Specials
-from glassformer.models import Model, ModelLike, Sampling, require_model, sampling_steps
+from glassformer.models import ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
@@ -83,7 +83,8 @@ def explain(
 ) -> Explanation:
     """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
 
-    Of an encoder it is the token at a position, usually a masked one.
+    Of an encoder it is the token at a position, usually a masked one; of a model that tells classes, the class of the
+    text or of the token at a position.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
     vectors do for the answer is a gradient with everything live; roles are scored on this text. Where a factored output
@@ -235,7 +236,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
             "tokens": sentence("Logits are of {n} classes of the token at each position.", n=n),
         }
         notes.append(Note(told[classes]))
-    elif isinstance(run.model, Model) and not run.model.generates:
+    elif run.model.logits_of == "token":
         notes.append(
             Note(
                 sentence("The model reads both ways."),

@@ -72,7 +72,7 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     surprise = float(entropy_bits(log_probs))
     numbers = {sentence("largest"): float(log_probs.max().exp()), sentence("entropy bits"): surprise}
     numbers[sentence("effective choices")] = 2**surprise
-    next_tokens = model.predicts_next and model.one_vocabulary()
+    next_tokens = model.logits_of == "next_token" and model.one_vocabulary()
     what = sentence("next-token probabilities") if next_tokens else sentence("probabilities")
     found.append(Stage("probabilities", what, {"vocab": outputs}, numbers, sentence("softmax of the logits.")))
     return tuple(found)

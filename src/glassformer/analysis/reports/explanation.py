@@ -32,7 +32,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A possible next token."""
+    """A possible answer: a token or a class."""
 
     id: int
     text: str
@@ -321,7 +321,7 @@ class Explanation(Result):
 
     @property
     def likely_next(self) -> Labelled:
-        """Probability of the likeliest next tokens, `token`."""
+        """Probability of the likeliest tokens or classes, `token`."""
         shown = self.next_token.candidates[:12]
         return _by("token", [found.text for found in shown], [found.probability for found in shown])
 
@@ -342,7 +342,8 @@ class Explanation(Result):
         return _by("pos", [f"{token.index}:{token.text}" for token in self.tokens], self.inputs.values)
 
     def _title(self) -> str:
-        return f"{self.answer.text!r} after position {self.position}, explained"
+        place = "after" if self.model.logits_of == "next_token" else "at"
+        return f"{self.answer.text!r} {place} position {self.position}, explained"
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         fields = super().to_dict(packed)

@@ -4,6 +4,7 @@ import dataclasses
 
 from glassformer.analysis.heads import roles
 from glassformer.models import ModelLike
+from glassformer.models.model import LogitsOf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ModelFacts:
     mechanisms: tuple[str, ...]
     trained_length: int | None
     output_vocab_size: int | None
+    logits_of: LogitsOf | None
 
 
 def model_facts(model: ModelLike) -> ModelFacts:
@@ -43,4 +45,5 @@ def model_facts(model: ModelLike) -> ModelFacts:
         mechanisms=mechanisms,
         trained_length=model.trained_length,
         output_vocab_size=config.output_vocab_size,
+        logits_of=model.logits_of,
     )

@@ -32,15 +32,40 @@ const knownRoles = (head) => head.roles.filter((r) => r.score !== null).sort((a,
 
 // ---- what is explained
 
-// an encoder's logits are of the token at a position, all others' of the one that follows
-const THERE = data.model.kind === "encoder";
+// what it is called, by what logits are of
+const SAYS = {
+  next_token: {
+    why: (told) => spoken("Why {model} says {answer} next", told), weighed: (told) => spoken("What {model} thinks of {answer} as the next token", told),
+    explained: (told) => spoken("Explained: what follows token {position} {token} (outlined). ", told),
+    way: spoken("From text to next token, in numbers"), may: spoken("What may come next"), name: spoken("Next token"),
+  },
+  token: {
+    why: (told) => spoken("Why {model} says {answer} there", told), weighed: (told) => spoken("What {model} thinks of {answer} as the token there", told),
+    explained: (told) => spoken("Explained: what is token {position} {token} (outlined). ", told),
+    way: spoken("From text to the token there, in numbers"), may: spoken("What may stand there"), name: spoken("Token there"),
+  },
+  text_class: {
+    why: (told) => spoken("Why {model} calls the text {answer}", told), weighed: (told) => spoken("What {model} thinks of {answer} as the class of the text", told),
+    explained: (told) => spoken("Explained: the class of the text, read at token {position} {token} (outlined). ", told),
+    way: spoken("From text to its class, in numbers"), may: spoken("Class of the text"), name: spoken("Class of the text"),
+  },
+  token_class: {
+    why: (told) => spoken("Why {model} calls this token {answer}", told), weighed: (told) => spoken("What {model} thinks of {answer} as the class of this token", told),
+    explained: (told) => spoken("Explained: the class of token {position} {token} (outlined). ", told),
+    way: spoken("From text to the class of a token, in numbers"), may: spoken("Class of this token"), name: spoken("Class of this token"),
+  },
+};
+// documents were once without it
+const LOGITS_OF = data.model.logits_of ?? (data.model.kind === "encoder" ? "token" : "next_token");
+const ASKED = SAYS[LOGITS_OF];
+const CLASSES = LOGITS_OF.endsWith("_class");
 
 function title() {
   const answer = chip(data.answer.text);
   const model = data.model.name;
   if (data.against) return spoken("{answer} or {other}: how {model} decides", { answer, other: chip(data.against.text), model });
-  if (data.answer.rank === 1) return spoken(THERE ? "Why {model} says {answer} there" : "Why {model} says {answer} next", { model, answer });
-  return spoken(THERE ? "What {model} thinks of {answer} as the token there" : "What {model} thinks of {answer} as the next token", { model, answer });
+  if (data.answer.rank === 1) return ASKED.why({ model, answer });
+  return ASKED.weighed({ model, answer });
 }
 
 function facts() {
@@ -68,7 +93,7 @@ function header() {
     el("div", { class: "columns" }, source,
       el("div", { class: "card" }, el("h2", {}, data.source_tokens ? spoken("The decoder has so far") : spoken("The text, as tokens")), strip(tokens, { here: data.position, ahead: data.source_tokens !== null && data.source_tokens !== undefined }))),
     el("p", { class: "gloss" },
-      spoken(THERE ? "Explained: what is token {position} {token} (outlined). " : "Explained: what follows token {position} {token} (outlined). ", { position: data.position, token: chip(tokens[data.position]) }),
+      ASKED.explained({ position: data.position, token: chip(tokens[data.position]) }),
       data.against ? spoken("The model gives {outcome} and {other}. ", { outcome: outcome(data.answer), other: outcome(data.against) }) : spoken("The model gives {outcome}. ", { outcome: outcome(data.answer) }),
       spoken("Its whole distribution holds {bits} bits of uncertainty.", { bits: bits.toFixed(2) })),
     notesCard(data.notes, (words) => GLOSSARY.linked(words)), ofCard(data.provenance));
@@ -157,9 +182,9 @@ function sampling() {
   ];
 }
 
-const pipeline = () => told("pipeline", THERE ? spoken("From text to the token there, in numbers") : spoken("From text to next token, in numbers"),
+const pipeline = () => told("pipeline", ASKED.way,
   spoken("What the model computes, in order, with the shape of what each stage hands on. Norms are lengths of the vector at the explained position."),
-  flow(), tokenTable(), sampling());
+  flow(), tokenTable(), CLASSES ? null : sampling());
 
 // ---- translation
 
@@ -191,9 +216,9 @@ function translation() {
       el("thead", {}, el("tr", {}, heads.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, rows)))));
 }
 
-// ---- next token and lens
+// ---- the likeliest answers, and lens
 
-function nextToken() {
+function answers() {
   const picked = [data.answer, data.against].filter(Boolean);
   const listed = new Set(data.next_token.candidates.map((c) => c.id));
   const more = picked.filter((o) => !listed.has(o.id)).sort((a, b) => b.probability - a.probability);
@@ -201,9 +226,9 @@ function nextToken() {
     name: chip(c.text), value: c.probability, cells: [count(c.rank ?? i + 1), percent(c.probability), plain(c.logit)],
     className: picked.some((o) => o.id === c.id) ? "picked" : "",
   }));
-  return told("next", THERE ? spoken("What may stand there") : spoken("What may come next"),
-    spoken("The likeliest tokens; probability is the softmax of the logits. The token explained is outlined."),
-    el("div", { class: "card" }, bars({ heads: [spoken("token"), spoken("rank"), spoken("probability"), "logit"], rows, limit: 1 })));
+  return told("next", ASKED.may,
+    spoken(CLASSES ? "The likeliest classes; probability is the softmax of the logits. The class explained is outlined." : "The likeliest tokens; probability is the softmax of the logits. The token explained is outlined."),
+    el("div", { class: "card" }, bars({ heads: [spoken(CLASSES ? "class" : "token"), spoken("rank"), spoken("probability"), "logit"], rows, limit: 1 })));
 }
 
 function lensRow(row, width) {
@@ -227,7 +252,7 @@ function lens() {
     legend(1, false, spoken("probability; colour follows its square root, so small ones show")),
     scroller(spoken("Logit lens"), el("table", { class: "grid" },
       el("thead", {}, el("tr", {}, all.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, data.lens.map((row) => lensRow(row, width))))),
-    settled >= 0 ? el("p", { class: "gloss" }, spoken("The token explained {token} is first from {place} on.", { token: chip(data.answer.text), place: spokenLabel(data.lens[settled].label) })) : null,
+    settled >= 0 ? el("p", { class: "gloss" }, spoken(CLASSES ? "The class explained {token} is first from {place} on." : "The token explained {token} is first from {place} on.", { token: chip(data.answer.text), place: spokenLabel(data.lens[settled].label) })) : null,
     data.lens_map ? lensMap() : null);
 }
 
@@ -237,7 +262,8 @@ function lensMap() {
   const tensor = (values, ...more) => new Tensor({ axes: ["site", "pos", ...more], coords, values });
   const tensors = { top: tensor(found.top, "k"), top_probability: tensor(found.probability, "k"), entropy_bits: tensor(found.entropy_bits), kl_bits: tensor(found.kl_bits) };
   return [el("h3", { class: "later" }, spoken("At every position")),
-    el("p", { class: "gloss" }, spoken("The same for each token of the text: what would follow it, if the model stopped after a layer. Choose a cell for its likeliest tokens.")),
+    el("p", { class: "gloss" }, spoken(ASKED === SAYS.next_token ? "The same for each token of the text: what would follow it, if the model stopped after a layer. Choose a cell for its likeliest tokens."
+      : "The same at each token of the text: what the model would say there, if it stopped after a layer. Choose a cell for what is likeliest.")),
     el("div", { class: "card" }, new LensTable(words, tensors, positions.indexOf(data.position)).node)];
 }
 
@@ -434,7 +460,7 @@ function build() {
   frame(header(), [
     [spoken("Pipeline"), pipeline()],
     data.translation ? [spoken("Translation"), translation()] : null,
-    [THERE ? spoken("Token there") : spoken("Next token"), nextToken()],
+    [ASKED.name, answers()],
     data.lens.length ? [spoken("Logit lens"), lens()] : null,
     data.attribution.components.length ? [spoken("Attribution"), attribution()] : null,
     data.inputs ? [spoken("Inputs"), inputs()] : null,

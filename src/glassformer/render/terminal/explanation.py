@@ -27,6 +27,7 @@ from glassformer.analysis.reports.explanation import (
     TopHead,
 )
 from glassformer.data import Marks, Spelled
+from glassformer.models.model import LogitsOf
 from glassformer.render.terminal.tables import (
     HELD,
     NEGATIVE,
@@ -67,6 +68,25 @@ PLAYED = {
     "first_token": sentence("first-token"),
     "current_token": sentence("current-token"),
 }
+# what is asked about, and the way there; by what logits are of
+ASKED = {
+    "next_token": sentence("next"),
+    "token": sentence("there"),
+    "text_class": sentence("class"),
+    "token_class": sentence("class"),
+}
+ANSWERS = {
+    "next_token": sentence("Next token"),
+    "token": sentence("The token there"),
+    "text_class": sentence("Class of the text"),
+    "token_class": sentence("Class of this token"),
+}
+WAYS = {
+    "next_token": sentence("From text to next token"),
+    "token": sentence("From text to the token there"),
+    "text_class": sentence("From text to its class"),
+    "token_class": sentence("From text to the class of a token"),
+}
 TARGETS = {
     "logit": sentence("logit"),
     "difference": sentence("logit difference"),
@@ -78,7 +98,9 @@ TARGETS = {
 
 @tables.register
 def _(result: Explanation) -> RenderableType:
-    rest = [_lens(result.lens, result.answer.text), _pipeline(result), _sampling(result)]
+    rest = [_lens(result.lens, result.answer.text), _pipeline(result)]
+    # classes are told, not drawn
+    rest += [_sampling(result)] if _asks_token(result) else []
     return _apart([*_first(result, N_COMPONENTS), *rest])
 
 
@@ -139,9 +161,18 @@ def _(result: HeadScores) -> RenderableType:
 
 def _first(found: Explanation, top: int) -> list[RenderableType]:
     """Return what is read first: the answer, what adds to it and the heads that tell."""
-    parts = [_header(found), _next_token(found)]
+    parts = [_header(found), _answers(found)]
     parts += [_translation(found)] if found.translation is not None else []
     return [*parts, _attribution(found, top), _heads(found), _looks(found)]
+
+
+def _of(found: Explanation) -> LogitsOf:
+    assert found.model.logits_of is not None, "what is explained has logits"
+    return found.model.logits_of
+
+
+def _asks_token(found: Explanation) -> bool:
+    return _of(found) in ("next_token", "token")
 
 
 def _apart(parts: Sequence[RenderableType]) -> RenderableType:
@@ -159,11 +190,10 @@ def _header(found: Explanation) -> RenderableType:
     if found.source_tokens is not None:
         lines.append(_numbered(spoken("source"), found.source_tokens))
     # what reads both ways has read what comes after the position too
-    encoder = model.kind == "encoder"
-    read = found.tokens if encoder else found.tokens[: found.position + 1]
+    read = found.tokens if model.kind == "encoder" else found.tokens[: found.position + 1]
     lines.append(_numbered(spoken("reads "), read))
     outcome = found.answer
-    asked = (set_cell_size(spoken("there" if encoder else "next"), 8), QUIET)
+    asked = (set_cell_size(spoken(ASKED[_of(found)]), 8), QUIET)
     lines.append(Text.assemble(asked, (visible(outcome.text), f"{STRONG} {POSITIVE}"), _fate(outcome)))
     if found.against is not None:
         other = found.against
@@ -196,22 +226,19 @@ def _pipeline(found: Explanation) -> RenderableType:
         if stage.stage == "ids":
             numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
         grid.add_row(spoken(stage.name), Text(shape, style=QUIET), numbers)
-    if found.model.kind == "encoder":
-        title = spoken("From text to the token there (norms at position {position})", position=found.position)
-    else:
-        title = spoken("From text to next token (norms at position {position})", position=found.position)
+    title = spoken("{way} (norms at position {position})", way=WAYS[_of(found)], position=found.position)
     return section(title, grid)
 
 
-def _next_token(found: Explanation) -> RenderableType:
-    grid = table(*spoken_each("token", "probability", "", "logit"), left=(0, 2))
+def _answers(found: Explanation) -> RenderableType:
+    answer = spoken("token" if _asks_token(found) else "class")
+    grid = table(answer, *spoken_each("probability", "", "logit"), left=(0, 2))
     for candidate in found.next_token.candidates:
         shown = bar(candidate.probability, 1.0, 32)
         grid.add_row(_token(candidate), _percent(candidate.probability), shown, f"{candidate.logit:.2f}")
     bits = found.next_token.entropy_bits
-    if found.model.kind == "encoder":
-        return section(spoken("The token there (entropy {bits:.2f} bits)", bits=bits), grid)
-    return section(spoken("Next token (entropy {bits:.2f} bits)", bits=bits), grid)
+    title = spoken("{answer} (entropy {bits:.2f} bits)", answer=ANSWERS[_of(found)], bits=bits)
+    return section(title, grid)
 
 
 def _sampling(found: Explanation) -> RenderableType:
