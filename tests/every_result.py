@@ -157,7 +157,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "BeforeAfter": _before_after,
     "Bigrams": _weights(vocabulary.bigrams),
     # with this seed the noise takes something, of which there are shares
-    "CausalTrace": lambda: causal.causal_trace(_small(), _ids()[:1], [1], samples=4, seed=1),
+    "CausalTrace": lambda: causal.causal_trace(_small(), _ids()[:1], [1], samples=4, seed=9),
     "CircuitGraph": _weights(circuits.circuit_graph),
     "Circuits": lambda: reports.sample("hand"),
     "Composition": _weights(from_weights.composition),

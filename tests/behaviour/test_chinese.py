@@ -291,7 +291,7 @@ def test_every_verb_takes_a_language(verb: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("sites attn-only-1l --glob blocks.0.attn.*", "注意力"),
+        ("sites attn-only-1l --glob blocks.0.attn.*", "惰性"),
         ("params attn-only-1l", "解嵌入"),
         ("models attn-only-1l", "共用机器上"),
         ("models --applies softmax", "固定了什么"),

@@ -27,7 +27,9 @@ TEXTS = {"attn-only-2l": "import os\nimport sys\nimport", "gpt-4l": "for i in ra
 # verbs whose model has a default
 DEFAULT = ("explain",)
 # needs what only a reader has (files, a network, another library), or long
-NOT_HERE = re.compile(r"my-|runs/|pairs\.|mine|path/to|/|glassformer train|--tuned|gpt2-ours|gpt-like|--train|stories")
+NOT_HERE = re.compile(
+    r"my-|runs/|pairs\.|mine|path/to|/|glassformer train|--tuned|gpt2-ours|gpt-like|--train|stories|\.gguf"
+)
 FEW = {"circuits": "--rows 2", "patch": "--n 4", "paths": "--n 4", "edges": "--n 4", "prune": "--n 4"}
 # the quickest of each kind: reading, taking apart, weights and ablations
 QUICK = ("explain zh-en", "generate zh-en", "attribute zh-en", "patch attn-only-2l --task repeated_arguments")

@@ -26,7 +26,7 @@ from glassformer.studies import scaled_scores
 from glassformer.training import train
 from tiny_runs import MODEL, recipe
 
-FETCHED = ("openai-community/gpt2", "gpt2-ours", "stories15M", "my-llama", "EleutherAI/pythia-70m")
+FETCHED = ("openai-community/gpt2", "gpt2-ours", "stories15M", "my-llama", "EleutherAI/pythia-70m", ".gguf")
 # what an answer looks like that answers nothing
 NULL = re.compile(r"The noise does not lower the|nothing changes it|\bnan\b|no roles, no picture")
 
@@ -51,7 +51,8 @@ def less(verb: str, example: str) -> str:
     if verb == "lens" and "--train" in example:
         return " --steps 2"
     if verb in ("patch", "prune") and "--clean" not in example and "--pairs" not in example:
-        return " --n 4"
+        # of fewer pairs nothing is found
+        return " --n 12"
     return " --rows 4" if verb == "circuits" else ""
 
 

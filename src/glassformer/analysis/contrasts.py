@@ -161,7 +161,8 @@ def places_by_role(asked: Contrast, first: Prompts) -> dict[str, Roles]:
             raise ShapeMismatch(
                 f"positions of prompts of {min(counts)} to {max(counts)} tokens play different parts, and a mean over "
                 "prompts by position would mix them.\n"
-                '    Give Pairs, whose words have roles; prompts of one length; or sites without positions, as "z".'
+                '    Give Pairs, whose words have roles; prompts of one length; sites without positions, as "z"; or '
+                "ask about each pair by itself: [patch(model, pair) for pair in pairs]."
             )
         found[stack] = _named_throughout(roles, counts)
     return found

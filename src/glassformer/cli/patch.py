@@ -38,7 +38,7 @@ def patch(
         glassformer patch attn-only-2l
         glassformer patch attn-only-2l --sites z query key value --direction both
         glassformer patch gpt-4l --task repeated_arguments --sites resid_pre attn_out mlp_out
-        glassformer patch gpt-4l --clean "a = b" --corrupt "a = c" --answer " b" --wrong " c"
+        glassformer patch gpt-4l --clean "set(a, b); set(a," --corrupt "set(a, c); set(a,"
         glassformer patch my-model --pairs pairs.csv --json found.json --save-to sweep.safetensors
 
     Args:

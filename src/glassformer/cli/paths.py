@@ -29,7 +29,7 @@ def paths(
     Examples:
         glassformer paths attn-only-2l L1H6.v
         glassformer paths attn-only-2l logits L1H6.v --task repeated_arguments
-        glassformer paths gpt-4l --clean "a = b" --corrupt "a = c" --answer " b" --wrong " c"
+        glassformer paths gpt-4l --clean "set(a, b); set(a," --corrupt "set(a, c); set(a,"
 
     Args:
         receivers: What paths lead into, such as L1H6.k or logits.

@@ -27,8 +27,8 @@ from one_pass import in_one_pass
 
 # how results say that something was found, whatever found it
 CLAIMS = re.compile(
-    r"[Ss]trongest|is an induction head|matches prefixes: |copies: |[1-9]\d* of \d+ heads copy|carried|brought back"
-    r"|goes \d+ % of the way|circuit that pruning leaves|attends to .*, measured|^largest\b|could copy",
+    r"[Ss]trongest|is an induction head|matches prefixes: |copies: it raises|[1-9]\d* of \d+ heads copy|carried"
+    r"|brought back|goes \d+ % of the way|circuit that pruning leaves|attends to .*, measured|^largest\b|could copy",
     re.MULTILINE,
 )
 SHIPPED = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l")

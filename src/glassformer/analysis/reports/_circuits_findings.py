@@ -192,7 +192,7 @@ def _without(report: Circuits, chain: Sequence[HeadCircuits]) -> Iterator[Senten
 
 
 def _compositions(report: Circuits) -> Iterator[Sentence]:
-    """Name the strongest composition of each kind."""
+    """Name the largest composition of each kind, beside what random matrices give: a number, and no finding."""
     parts = []
     for kind, port in PORTS.items():
         found = max((e for e in report.edges if e.kind == kind), key=lambda e: e.score, default=None)
@@ -205,7 +205,7 @@ def _compositions(report: Circuits) -> Iterator[Sentence]:
             )  # fmt: skip
     if parts:
         yield sentence(
-            "Strongest compositions by weights: {parts}; random matrices give {chance}.",
+            "Largest compositions by weights: {parts}; random matrices give {chance}.",
             parts=listed(parts, commas=True), chance=_chance(report),
         )  # fmt: skip
 

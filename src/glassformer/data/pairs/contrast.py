@@ -87,7 +87,8 @@ class Contrast:
             return getattr(self, side)
         self._require_no_left_padding()
         ids = self._ids(side)
-        return Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=self.lengths)
+        # no target is asked for, and outputs may be other tokens than these
+        return Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), lengths=self.lengths)
 
     def batch(self, side: Side = "clean") -> Batch:
         """Batch of one side, whose only targets are the answers.

@@ -95,7 +95,8 @@ function numbersOf(result) {
 // `said`: whether main figures tell what they are, or something above them does
 function tensorsOf(result, said = true) {
   const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
-  const free = (name) => names.includes(name) && !SHOWN[result.result]?.includes(name);
+  // a view of its own shows some, but for what is denied
+  const free = (name) => names.includes(name) && (result.denied || !SHOWN[result.result]?.includes(name));
   const main = data.about[result.result].headline.filter(free).slice(0, MOST_MAIN);
   const isBeside = (name) => name.endsWith("_error") && names.includes(name.slice(0, -"_error".length));
   const rest = names.filter((name) => free(name) && !main.includes(name) && !isBeside(name));

@@ -124,7 +124,7 @@ def test_a_virtual_head_is_found_in_the_values(turn: Turn) -> None:
     assert edges(found) == {("V", "L0H0", "L1H0")} and not wired(found)
     assert found.edges[0].score == pytest.approx(10**-0.5, abs=1e-9)
     assert "No head matches prefixes" in found.findings[0]
-    assert found.findings[1].startswith("Strongest compositions by weights: L1H0's values with L0H0 (V 0.316)")
+    assert found.findings[1].startswith("Largest compositions by weights: L1H0's values with L0H0 (V 0.316)")
     direct, one, two = found.importance
     assert one.marginal == pytest.approx(0, abs=1e-9) and two.loss == pytest.approx(0, abs=1e-9)
     assert direct.loss == pytest.approx(math.log(10))
