@@ -138,7 +138,8 @@ class DualChunkPositions(Positions):
         return 2 * dims.n_heads * (pairs - n_queries * n_keys) * (dims.d_head + dims.d_value)
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int | Int[Tensor, " offset"]) -> NoReturn:
-        self._refuse(f"rotation by {offset} positions")
+        first = offset if isinstance(offset, int) else int(offset[0])
+        self._refuse(f"rotation by {first} positions")
 
     def placed(self, rows: Float[Tensor, "*n pos d_head"], positions: Int[Tensor, " pos"]) -> NoReturn:
         self._refuse(f"rows at position {int(positions[0])}")
