@@ -54,7 +54,7 @@ def _sample(name: str) -> Sequence[Result]:
         ]
     model, text = gpt(), TEXT[:40]
     if name == "tracing":
-        return [analysis.causal.causal_trace(model, text, "area", samples=2, window=2)]
+        return [analysis.causal.causal_trace(model, text, "area", samples=4, window=2)]
     if name == "gradients":
         return [
             analysis.attribution.input_gradients(model, text, positions="all", steps=2, layers=layers)

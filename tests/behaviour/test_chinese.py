@@ -263,8 +263,8 @@ def test_a_page_carries_the_words_of_its_scripts_and_its_document_alone() -> Non
     assert carried["Telling heads"] == "重要的头"
     assert carried["block 3"] == "第 3 块"
     # the terminal's alone
-    assert "Next token (entropy {bits:.2f} bits)" in CHINESE
-    assert "Next token (entropy {bits:.2f} bits)" not in carried
+    assert "{answer} (entropy {bits:.2f} bits)" in CHINESE
+    assert "{answer} (entropy {bits:.2f} bits)" not in carried
     document = re.compile(r'<script type="application/json".*?</script>', re.DOTALL)
     assert document.findall(english) == document.findall(chinese) != []
 

@@ -227,7 +227,9 @@ def test_noise_that_lowers_nothing_is_said_to_leave_nothing_to_bring_back(
     (trace,) = sample("tracing")
     assert isinstance(trace, CausalTrace)
     corrupt = trace.clean.values[:, None] - lost
-    found = trace.replace(corrupt=dataclasses.replace(trace.corrupt, values=corrupt.expand(-1, 2)))
+    found = trace.replace(
+        corrupt=dataclasses.replace(trace.corrupt, values=corrupt.expand(-1, trace.corrupt.size("sample")))
+    )
     shown = opened([found if prompts == 1 else average_traces([found] * prompts)])
     assert shown.locator(".notes", has_text="There is nothing to bring back").count() == (lost == 0)
 

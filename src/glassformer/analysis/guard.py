@@ -96,6 +96,32 @@ def task_notes(differences: Float[Tensor, " n"]) -> tuple[Note, ...]:
     )
 
 
+def answer_notes(probability: float, n: int) -> tuple[Note, ...]:
+    """Return why a model has no answer to a prompt, as a note that denies; none if it has.
+
+    An answer has twice the odds of an even guess, or more.
+
+    Args:
+        probability: Of what is taken for its answer.
+        n: Tokens that it may answer with.
+    """
+    if probability > 2 / (n + 1):
+        return ()
+    seen = sentence(
+        "The answer has a probability of {probability}, and an even guess among {n} tokens {even}: the model has no "
+        "answer to this prompt.",
+        probability=f"{probability:.2g}", n=n, even=f"{1 / n:.2g}",
+    )  # fmt: skip
+    return (
+        Note(
+            seen,
+            sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
+            sentence("Ask about prompts that the model answers, or ask another model."),
+            denies=True,
+        ),
+    )
+
+
 def _difference_notes(metrics: Mapping[str, Any], gaps: Float[Tensor, "metric n"]) -> list[Note]:
     holds = beyond_spread(gaps).tolist()
     lost = [i for i, differs in enumerate(holds) if not differs]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
-from glassformer.analysis.guard import beyond_spread, task_notes
+from glassformer.analysis.guard import answer_notes, beyond_spread, task_notes
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
@@ -273,7 +273,7 @@ def causal_trace(
         noise=float(unit * noise),
         window=window,
         seed=seed,
-    )
+    ).noted(*answer_notes(float(clean.values[0, 0]), built.config.n_outputs))
 
 
 @checked

@@ -26,10 +26,10 @@ PORTS = {"K": sentence("keys"), "Q": sentence("queries"), "V": sentence("values"
 def copies_from(n: int | None) -> float:
     """Return the eigenvalue ratio from which a circuit of n eigenvalues copies: one that chance hardly ever makes.
 
-    Eigenvalues of random matrices fill a disc around zero. Their sum has a deviation of 1.5 / n of the sum of their
-    sizes; four of these are chance's.
+    Eigenvalues of random matrices lie around zero. Their sum has a deviation of 1.5 / n of the sum of their sizes,
+    and of up to 1.9 / n where the vocabulary is no larger than the width; four of these are chance's.
     """
-    return COPIES if n is None else max(COPIES, 6 / max(n, 1))
+    return COPIES if n is None else max(COPIES, 7.5 / max(n, 1))
 
 
 def verdict(head: HeadCircuits, copies: float) -> tuple[Sentence, ...]:

@@ -109,7 +109,7 @@ def _edges(report: Circuits) -> RenderableType:
         found.add_row(
             f"{edge.earlier} → {edge.later}", edge.kind, f"{edge.score:.3f}", chance, bar(edge.excess, largest)
         )
-    return section(spoken("Strongest compositions (norm of the product over the product of norms)"), found)
+    return section(spoken("Largest compositions (norm of the product over the product of norms)"), found)
 
 
 def _induction(report: Circuits) -> RenderableType:
