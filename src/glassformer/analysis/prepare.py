@@ -70,13 +70,9 @@ def _translated(model: Model, source: Side) -> Inputs:
     if not model.start:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
     assert source.ids is not None, "a model of ours reads ids"
-    made = generate(
-        model,
-        [model.start] * len(source.tokens),
-        GREEDY,
-        max_new_tokens=min(model.config.max_len - 1, 2 * source.ids.shape[1] + 16),
-        source=[row for row in source.padding.real_rows(source.ids)],
-    )
+    starts = read_side(model, [model.start] * len(source.tokens), "opening")
+    longest = min(model.config.max_len - 1, 2 * source.ids.shape[1] + 16)
+    made = generate(model, joined(model, starts, source), GREEDY, max_new_tokens=longest)
     rows = [[*model.start, *row] for row in made.trimmed]
     return joined(model, read_side(model, rows, "opening"), source, generated=True)
 

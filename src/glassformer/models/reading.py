@@ -76,9 +76,15 @@ class Side:
         side = cls(ids, padding, token_names(tokenizer, ids, padding))
         if len(side.tokens) != 1:
             return side
-        found = marks_of(tokenizer, padding.real_rows(ids)[0], side.tokens[0])
+        found = marks_of(tokenizer, side.rows[0], side.tokens[0])
         odd = tokenizer.notes_on(found, word, model) if found is not UNMARKED else ()
         return dataclasses.replace(side, marks=found, odd=odd)
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """Each row's real tokens."""
+        assert self.ids is not None, "what has rows has ids"
+        return self.padding.real_rows(self.ids)
 
     @property
     def counts(self) -> list[int]:
@@ -331,7 +337,7 @@ def _as_opening(model: "Model", inputs: Inputs, source: Any, source_lengths: Any
     output = inputs.output
     assert output.ids is not None, "a model of ours reads ids"
     if output.padding.is_any and output.padding.start is None:
-        ids, padding = _tensor(output.padding.real_rows(output.ids), place_of(model), left=True)
+        ids, padding = _tensor(output.rows, place_of(model), left=True)
         output = dataclasses.replace(output, ids=ids, padding=padding)
     return joined(model, output, inputs.source)
 
