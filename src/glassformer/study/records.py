@@ -79,10 +79,10 @@ class Record:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return a record of JSON data of the shape that a record has."""
-        found = cls(**{field.name: data[field.name] for field in dataclasses.fields(cls)})
         # JSON has no word for a number that is none
-        measures = {name: math.nan if measured is None else measured for name, measured in found.measures.items()}
-        return dataclasses.replace(found, measures=measures)
+        measures = {name: math.nan if measured is None else measured for name, measured in data["measures"].items()}
+        told = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name != "measures"}
+        return cls(measures=measures, **told)
 
 
 def key(*told: Any) -> str:

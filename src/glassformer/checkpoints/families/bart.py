@@ -20,6 +20,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.families.family import Family, Piece, Table, position_rows
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.heads import head_of
 from glassformer.models import (
     BlockConfig,
     EncoderDecoderConfig,
@@ -101,9 +102,6 @@ def _config(
         vocab: Tokens of the decoder, where they are not those of the encoder.
     """
     tied = fields.flag("tie_word_embeddings", True)
-    # files of the two stacks alone have no bias on logits; Marian's head is called a model too
-    named = [str(name).removesuffix("MTModel") for name in fields.get("architectures", [])]
-    bare = any(name.endswith("Model") for name in named)
     return EncoderDecoderConfig(
         fields.whole("vocab_size") if vocab is None else vocab,
         fields.whole("d_model"),
@@ -117,7 +115,8 @@ def _config(
         shared=tied and fields.flag("share_encoder_decoder_embeddings", True),
         embed_scale=fields.flag("scale_embedding", False),
         embed_norm=LayerNorm() if normed else None,
-        unembed_bias=not bare,
+        # files of the two stacks alone have no bias on logits
+        unembed_bias=head_of(fields.data) != "none",
         start_id=fields.whole("decoder_start_token_id"),
     )
 

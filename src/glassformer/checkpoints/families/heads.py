@@ -16,6 +16,8 @@ from glassformer.words import sentence
 
 Head = Literal["language", "none", "text", "tokens"]
 _ENDS: Mapping[str, Head] = {"ForSequenceClassification": "text", "ForTokenClassification": "tokens"}
+# language models that are called models too
+_HEADED = ("LMHeadModel", "DoubleHeadsModel", "MTModel")
 # what a language model's matrix is called in files of bodies that have one all the same
 _LANGUAGE = ("lm_head.weight", "embed_out.weight")
 
@@ -38,7 +40,7 @@ def head_of(config: Mapping[str, Any]) -> Head:
     """What stands on a body, as its config says."""
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
-    if name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel")):
+    if name.endswith("Model") and not name.endswith(_HEADED):
         return "none"
     for end, head in _ENDS.items():
         if name.endswith(end):
