@@ -1,6 +1,7 @@
 """What every head looks at, of any model: the page, the table and the document hold the patterns that were read."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.attention import Alibi, Rope, Softmax
 from glassformer.attention.mechanisms import Differential
 from glassformer.cli import main
-from glassformer.errors import SiteNotRead
+from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.models import DecoderConfig, EncoderConfig, Mlp, block, repeat
 
 ENCODER = EncoderConfig(20, 16, repeat(block(n_heads=2, mlp=Mlp(24), positions=Rope()), 2), max_len=16, predicts=False)
@@ -53,6 +54,28 @@ def test_what_was_not_read_or_has_no_pattern_is_said(capsys):
         attention_of(gf.run(model, [[3, 1, 4]]))
     run.show()
     assert "L1H0" in capsys.readouterr().out
+
+
+def test_a_pass_that_overflows_has_no_picture(tmp_path, capsys):
+    model: Any = gf.load("attn-only-1l")
+    with torch.no_grad():
+        model.embed.matrix.mul_(1e38)
+    gf.save(model, tmp_path / "model")
+    with pytest.raises(AnalysisUnavailable, match="of this pass: NaN or infinite"):
+        gf.run(model, "a b", read=pattern_sites(model)).html(tmp_path / "page.html")
+    line = [
+        "attention",
+        str(tmp_path / "model"),
+        "a b",
+        "--json",
+        str(tmp_path / "a.json"),
+        "--html",
+        str(tmp_path / "a"),
+    ]
+    assert main(line) == 2
+    found = capsys.readouterr()
+    assert "NaN or infinite" in found.err and "nan" not in found.out
+    assert not (tmp_path / "a.json").exists() and not (tmp_path / "page.html").exists()
 
 
 def test_the_command_writes_page_and_document(tmp_path, capsys):

@@ -148,11 +148,14 @@ def test_what_is_no_such_sum_is_refused_by_name(base, tmp_path):
         gf.load(base, adapter=tmp_path / "nowhere")
 
 
-def test_an_adapter_beside_its_base_is_noted_until_it_is_asked_for(base, tmp_path):
+def test_an_adapter_beside_its_base_is_noted_until_it_is_asked_for(base, tmp_path, tmp_path_factory, caplog):
     for name in ("config.json", WEIGHTS):
         (tmp_path / name).write_bytes((base / name).read_bytes())
     adapter(tmp_path, factors(Q, 32, 32))
     (note,) = gf.load(tmp_path).checkpoint_notes
     assert "was not merged" in note.seen and f'load("{tmp_path}", adapter=' in str(note)
+    # what is written from it holds the base alone
+    gf.checkpoints.convert(tmp_path, tmp_path_factory.mktemp("converted") / "theirs", "huggingface")
+    assert str(note) in caplog.messages
     (note,) = gf.load(tmp_path, adapter=tmp_path).checkpoint_notes
     assert "was merged" in note.seen

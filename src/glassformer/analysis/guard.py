@@ -135,6 +135,18 @@ def _difference_notes(metrics: Mapping[str, Any], gaps: Float[Tensor, "metric n"
     )  # fmt: skip
     if n == 1:
         seen = sentence("Clean and corrupt prompt do not differ: {gaps}.", gaps=listed(said))
+    elif all(abs(mean) > spread for mean, spread in zip(gaps[lost].mean(-1).tolist(), gaps[lost].std(-1).tolist())):
+        return [
+            Note(
+                sentence(
+                    "By {n} pairs, the difference between clean and corrupt prompts cannot be told from none: {gaps} "
+                    "(mean ± deviation).", n=n, gaps=listed(said),
+                ),
+                sentence("So few pairs agree by chance, too: the numbers are numbers, and no more."),
+                sentence("Give more pairs."),
+                denies=True,
+            )
+        ]  # fmt: skip
     return [
         Note(
             seen,

@@ -125,6 +125,18 @@ class LabelledAlgebra(ABC):
 
         return numpy.array(self.to_numpy(), dtype) if copy else numpy.asarray(self.to_numpy(), dtype)
 
+    def __dlpack__(self, **how: Any) -> Any:
+        """The numbers as other array libraries take them, and `torch.as_tensor`: half precision too, NaN at padding."""
+        return self.blanked().values.detach().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self.values.__dlpack_device__()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise `AttributeError` for what there is none of; what a tensor has is said to be there."""
+        there = f": take it of the numbers, .values.{name}" if hasattr(Tensor, name) else "."
+        raise AttributeError(f'a labelled tensor has no "{name}"{there}', name=name, obj=self)
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -150,10 +162,12 @@ class LabelledAlgebra(ABC):
         return self.values
 
     def __matmul__(self, other: Any) -> Tensor:
-        return torch.matmul(self.blanked().values, _bare(other))
+        own = self.blanked().values
+        return torch.matmul(own, _factor(other, own))
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return torch.matmul(_bare(other), self.blanked().values)
+        own = self.blanked().values
+        return torch.matmul(_factor(other, own), own)
 
     def __neg__(self) -> Self:
         return _entrywise(operator.neg, self)
@@ -323,6 +337,12 @@ def _real(rows: "RowLabels") -> list[list[bool]]:
 def _counted(row: "Sequence[Coordinate | None]") -> "list[Coordinate | None]":
     count = itertools.count()
     return [None if label is None else next(count) for label in row]
+
+
+def _factor(operand: Any, beside: Tensor) -> Any:
+    """Return a factor of a product of matrices as a tensor, beside the other one."""
+    array = hasattr(operand, "__array__") and not isinstance(operand, Tensor | LabelledAlgebra)
+    return torch.as_tensor(operand, device=beside.device) if array else _bare(operand)
 
 
 def _bare(given: Any) -> Any:

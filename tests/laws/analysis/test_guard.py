@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer import analysis
 from glassformer.analysis.cards import cards
 from glassformer.analysis.guard import beyond_spread, guard
@@ -63,6 +64,14 @@ def test_prompts_that_differ_by_less_than_they_vary_do_not_differ() -> None:
     drawn = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
     shares = [float(beyond_spread(drawn[:, :n]).double().mean()) for n in (2, 3, 4, 5, 8, 10, 16)]
     assert all(0.004 < share < 0.02 for share in shares[:6]) and shares[6] < 0.003
+
+
+def test_pairs_too_few_to_tell_a_difference_are_said_to_be_too_few() -> None:
+    model = gf.load("attn-only-2l")
+    few, many = (induction(range(200, 400), n, unit=8, again=4) for n in (2, N))
+    (note,) = guard(model, few)
+    assert note.denies and note.seen.startswith("By 2 pairs, ") and note.advice == "Give more pairs."
+    assert not guard(model, many)
 
 
 def test_every_analysis_of_pairs_asks_the_guard() -> None:

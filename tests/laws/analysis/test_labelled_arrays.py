@@ -105,7 +105,8 @@ def test_signs_and_masks_keep_labels_and_products_of_matrices_are_bare():
     same(abs(-PATTERN), VALUES, PATTERN)
     same(~(PATTERN > 0.5), VALUES <= 0.5, PATTERN)
     same((PATTERN > 0.2) & (PATTERN < 0.5), (VALUES > 0.2) & (VALUES < 0.5), PATTERN)
-    assert torch.equal(PATTERN @ VALUES.mT, VALUES @ VALUES.mT) and torch.equal(VALUES.mT @ PATTERN, VALUES.mT @ VALUES)
+    for matrix in (VALUES.mT, VALUES.mT.numpy(), Labelled(VALUES.mT, ("batch", "key", "head"))):
+        assert torch.equal(PATTERN @ matrix, VALUES @ VALUES.mT) and torch.equal(matrix @ PATTERN, VALUES.mT @ VALUES)
 
 
 def test_labels_stay_as_far_as_operands_agree_on_them():
@@ -142,6 +143,16 @@ def test_numpy_and_matplotlib_take_them_as_arrays():
     axes = figure.subplots()
     assert axes.imshow(PATTERN[0]).get_array().shape == (3, 4)
     assert axes.plot(PATTERN[0, 0])[0].get_ydata().tolist() == VALUES[0, 0].tolist()
+
+
+def test_torch_makes_a_tensor_of_them_and_what_only_tensors_have_is_said_to_be_there():
+    for found in (torch.as_tensor(PATTERN), torch.tensor(PATTERN), torch.from_dlpack(PATTERN)):
+        assert type(found) is torch.Tensor and torch.equal(found, VALUES)
+    assert torch.as_tensor(padded()).isnan().tolist() == [[False, False, True], [False, False, False]]
+    with pytest.raises(AttributeError, match=r'no "mean": take it of the numbers, \.values\.mean'):
+        PATTERN.mean("head")  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r'no "meen"\.'):
+        PATTERN.meen  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_functions_of_torch_keep_labels_where_entries_stay_and_give_bare_numbers_otherwise():

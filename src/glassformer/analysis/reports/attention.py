@@ -77,8 +77,10 @@ def attention_of(run: Run, row: int = 0) -> Attention:
     Raises:
         SiteNotRead: It read no pattern, though there are some.
         ShapeMismatch: It has no such row, or no mechanism of the model has a pattern.
+        AnalysisUnavailable: The pass overflowed: there are no numbers to draw.
     """
     run = run.prompt(row) if run.token_rows else run
+    run.require_computed()
     read = [(name, value) for name, value in run.items() if Site.named(name).quantity == "pattern"]
     read = [(name, value) for name, value in read if value.axes == _AXES]
     if not read:

@@ -8,6 +8,7 @@ Weights are read, rearranged and written a few tensors at a time; nothing is com
 it is whole, and never in the place of another.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -90,6 +91,8 @@ def convert(
     checkpoint = found.open()
     # damage would come out with digests of its own
     found.check()
+    for note in checkpoint.notes:
+        logging.getLogger(__name__).warning("%s", note)
     tokenizers = found.tokenizers()
     family, config = (None, {}) if to == "glassformer" else expressed(checkpoint, to)
     made, temporary = [parent for parent in folder.absolute().parents if not parent.exists()], ""
