@@ -189,11 +189,11 @@ def skip_trigrams(
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
-    outputs = output_choice(w, ids)
+    outputs, named = output_choice(w, ids), None if tokens is None else ids
     rows: list[tuple[Tensor, ...]] = []
     # what one head makes of a vocabulary is much; what all heads of a layer make, most of what is held
     for head in (layer[h] for layer in layers for h in range(len(layer.Q))):
-        ov = full_circuit(w, head, "OV", ids=ids).centred(rows=w.shifts)[0]
+        ov = full_circuit(w, head, "OV", ids=named).centred(rows=w.shifts)[0]
         look = _Looking(w, head, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
         length = (wide(ov.left) @ decompositions.triangular(ov.right.mT).mT).norm(dim=-1)
