@@ -319,13 +319,17 @@ class HeadWeights:
         """Whether a shift of all logits changes nothing: a softmax is taken over more than one of them."""
         return self.U.shape[-1] > 1
 
-    def direct(self) -> Factored:
+    def direct(self, ids: Int[Tensor, " n"] | None = None) -> Factored:
         """Direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
 
         Exact, biases added, for a model without layers; position vectors are left out.
+
+        Args:
+            ids: Tokens, a row each; all by default.
         """
         self.model.unembed.require_linear("the direct path")
-        return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
+        tokens = self._without_constant(self.E if ids is None else self.E[ids])
+        return Factored(self.normed(tokens, self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
         """The unembedding with the final norm's gain and centring, if they are not in there yet."""

@@ -172,15 +172,15 @@ def _projected(
         read = run[layer.at_read].values
         return _within(q, projection.scales("query", read)), _within(k, projection.scales("key", read))
 
-    whole = None
-    if projection.norms is not None:
+    whole, norms = None, projection.norms
+    if norms is not None:
         whole = by_head(torch.stack([flat.sum(0) for _, flat in _inputs(run, layer, part, context)]).sum(0)[None])
     sides: list[tuple[Tensor, Tensor]] = []
     for found, flat in _inputs(run, layer, part, context):
         components += found
         q, k = by_head(flat)
-        if whole is not None:
-            q, k = (_normed(*one, found == [_bias(layer)]) for one in zip(projection.norms, (q, k), whole))
+        if norms is not None and whole is not None:
+            q, k = (_normed(*one, found == [_bias(layer)]) for one in zip(norms, (q, k), whole))
         if isinstance(projection, SmearedProjection):
             k = projection.smear(k, context.positions)[0]
         turned_q, turned_k = part.positions.rotate(q, k, context)

@@ -208,8 +208,7 @@ def skip_trigrams(
     def field(values: Tensor) -> Labelled:
         return Labelled(values, ("head", "rule"), coords)
 
-    direct = _direct(w)
-    beside = (direct.left[destination] * direct.right[:, output].movedim(0, -1)).sum(-1)
+    beside = _beside(w, destination, output)
     names, output_names = names_of_both(w, [source, destination], [output])
     return SkipTrigrams(
         contribution=field(contribution),
@@ -413,6 +412,16 @@ def _best(
     d, said = where[i, s], out[s, j]
     said = said if outputs is None else outputs[said]
     return value, a[i, s], preference[d, s], c[s, j], ids[chosen[s]], ids[d], said
+
+
+def _beside(
+    w: HeadWeights, destination: Int[Tensor, "head rule"], output: Int[Tensor, "head rule"]
+) -> Float[Tensor, "head rule"]:
+    """Return entries of `_direct`, without rows of other tokens."""
+    direct = w.direct(destination.flatten())
+    columns = direct.right[:, output].movedim(0, -1)
+    columns = columns - direct.right.mean(-1) if w.shifts else columns
+    return (direct.left.view_as(columns) * columns).sum(-1)
 
 
 def _direct(w: HeadWeights) -> Factored:
