@@ -16,7 +16,7 @@ Q- and K-composition).
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -135,10 +135,10 @@ def score_paths(
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model, head), "score_paths")
     context = make_context(1, len(run.tokens), part.projection.qkv.weight.device, is_causal=True)
-    components, q, k = _projected(run, layer, part, h, context)
     places = [None if p is None else run.place(p) for p in (query, key)]
-    q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
-    q = q * part.mixer.scale
+    kept = [slice(None) if p is None else slice(p, p + 1) for p in places]
+    components, q, k = _projected(run, layer, part, h, kept, context)
+    q *= part.mixer.scale
     n_queries, n_keys = q.shape[-2], k.shape[-2]
     bias = q.new_zeros(n_queries, n_keys)
     if part.mixer.traits.capped_scores:
@@ -158,9 +158,9 @@ def score_paths(
 
 
 def _projected(
-    run: Run, layer: SubLayer, part: AttentionLayer, h: int, context: Context
+    run: Run, layer: SubLayer, part: AttentionLayer, h: int, kept: Sequence[slice], context: Context
 ) -> tuple[list[Component], Tensor, Tensor]:
-    """Return the components of one head's queries and keys, `component [stream] pos d_head`, as they meet."""
+    """Return the components of one head's queries and keys that are kept, `component [stream] pos d_head`."""
     projection, components = part.projection, list[Component]()
 
     def by_head(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def _projected(
         assert turned_k is not None
         q, k = part.mixer.queries(turned_q, context), part.mixer.keys(turned_k)
         # those of one head are kept: those of all are most of what there is, a sub-layer's components at a time
-        sides.append((q[..., h, :, :].clone(), k[..., h, :, :].clone()))
+        sides.append((q[..., h, kept[0], :].clone(), k[..., h, kept[1], :].clone()))
     q, k = (torch.cat(side) for side in zip(*sides))
     return components, q, k
 
