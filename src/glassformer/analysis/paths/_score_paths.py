@@ -175,7 +175,9 @@ def _projected(
     whole, norms = None, projection.norms
     if norms is not None:
         whole = by_head(torch.stack([flat.sum(0) for _, flat in _inputs(run, layer, part, context)]).sum(0)[None])
-    sides: list[tuple[Tensor, Tensor]] = []
+    # bias and positions besides what is written
+    most = sum(len(found) for found, _ in each_write(run, layer.at_stream)) + 2
+    sides: list[Tensor] = []
     for found, flat in _inputs(run, layer, part, context):
         components += found
         q, k = by_head(flat)
@@ -186,9 +188,12 @@ def _projected(
         turned_q, turned_k = part.positions.rotate(q, k, context)
         assert turned_k is not None
         q, k = part.mixer.queries(turned_q, context), part.mixer.keys(turned_k)
-        # those of one head are kept: those of all are most of what there is, a sub-layer's components at a time
-        sides.append((q[..., h, kept[0], :].clone(), k[..., h, kept[1], :].clone()))
-    q, k = (torch.cat(side) for side in zip(*sides))
+        q, k = q[..., h, kept[0], :], k[..., h, kept[1], :]
+        # in one piece from the start: pieces that stay between larger ones that go would leave holes of their size
+        sides = sides or [one.new_empty(most, *one.shape[1:]) for one in (q, k)]
+        for side, one in zip(sides, (q, k)):
+            side[len(components) - len(found) : len(components)] = one
+    q, k = (side[: len(components)] for side in sides)
     return components, q, k
 
 
