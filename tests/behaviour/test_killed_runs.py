@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,9 +131,45 @@ print(json.dumps({"killed": killed, "names": expected[2], "steps": expected[1]})
 '''
 
 
-def drive(folder: Path, *arguments: str) -> dict:
+SEARCH = """
+import os, signal, sys
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+from circuit_pairs import repetition
+from glassformer.analysis import saved
+from glassformer.analysis.circuits import acdc
+from glassformer.handmade import induction_model
+
+saved.SECONDS, killed = 0.0, 0
+given, file = (induction_model(), *repetition()), Path(sys.argv[1]) / "search.safetensors"
+whole = acdc(*given, threshold=1e-3)
+while True:
+    child = os.fork()
+    if child == 0:
+        calls = []
+
+        def kill(done, total):
+            calls.append(done)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        found = acdc(*given, threshold=1e-3, save_to=file, report=kill)
+        os._exit(0 if (found.log, found.passes) == (whole.log, whole.passes) else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != -signal.SIGKILL:
+        break
+    killed += 1
+assert status == 0, "the search came to another end"
+print(killed)
+"""
+
+
+def drive(folder: Path, *arguments: str, driver: str = DRIVER) -> Any:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DRIVER, str(folder), *arguments],
+        [sys.executable, "-W", "ignore", "-c", driver, str(folder), *arguments],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"},
@@ -151,3 +188,8 @@ def test_a_run_killed_before_any_act_on_the_disk_goes_on_to_the_same_weights(tmp
 @pytest.mark.full
 def test_a_run_killed_by_the_clock_goes_on_to_the_same_weights(tmp_path):
     assert drive(tmp_path, "clock", "12")["killed"] > 5
+
+
+@pytest.mark.full
+def test_a_search_killed_again_and_again_comes_to_the_same_circuit(tmp_path):
+    assert drive(tmp_path, driver=SEARCH) >= 2

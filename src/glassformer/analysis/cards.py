@@ -15,7 +15,7 @@ from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.trace import Site, parts_of
 
 Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
-Reads = Callable[[Any], Sequence[str]]
+Reads = Callable[..., Sequence[str]]
 Held = Literal["patterns", "norm scales", "query-key scales", "gates", "readout", "gradients"]
 # at which sites a model has what is held; scales of queries and keys have none, gradients are of any model
 _HELD_AT: dict[Held, Callable[[Site], bool]] = {
@@ -75,8 +75,8 @@ class Card:
     def function(self) -> Callable[..., Any]:
         return getattr(sys.modules[self.module], self.name)
 
-    def reads(self, model: Any) -> list[str]:
-        """Return the sites it reads of a model, for its default arguments.
+    def reads(self, model: Any, **options: Any) -> list[str]:
+        """Return the sites it reads of a model, for its default arguments, or for options that change them.
 
         Raises:
             AnalysisUnavailable: It is not asked of one pass, or not defined for this model.
@@ -85,7 +85,7 @@ class Card:
             raise AnalysisUnavailable(
                 f"{self.name} reads no sites of one pass: it is asked of {self.of}.\n    Call {self.name} itself."
             )
-        return list(dict.fromkeys(self.sites(model)))
+        return list(dict.fromkeys(self.sites(model, **options)))
 
     def held(self, model: Any) -> tuple[Held, ...]:
         """Return what it holds of a run of this model with its default arguments; a model without norms has no scales.

@@ -75,6 +75,7 @@ def _one_head(
 ) -> None:  # fmt: skip
     """Say why a head looks from one query at one key."""
     from glassformer import analysis
+    from glassformer.analysis.cards import card_of
     from glassformer.analysis.heads.roles import heads
     from glassformer.cli.tokens_read import tokens_of
     from glassformer.render.terminal import largest
@@ -82,7 +83,8 @@ def _one_head(
     score_paths = analysis.paths.score_paths
     known, path = model.sites(), {one.label: one.path for one in heads(model)}.get(head)
     sites = {name: f"{head}.{name}" for name in ("scores_raw", "scores", "pattern") if f"{path}.{name}" in known}
-    run = analysis.run(model, prompt_of(model, text), target, read=[score_paths, *sites.values()])
+    read_of_it = card_of(score_paths).reads(model, head=head)
+    run = analysis.run(model, prompt_of(model, text), target, read=[*read_of_it, *sites.values()])
     query = -1 if query is None else query
     # of every key, for what is refused of the head to come first
     found = score_paths(run, head=head, query=query)

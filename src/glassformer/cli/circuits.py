@@ -26,6 +26,7 @@ def circuits(
     rows: int | None = None,
     top: int = 12,
     seed: int = 0,
+    save_to: Path | None = None,
     *,
     placement: Placement,
     output: LongOutput,
@@ -50,6 +51,7 @@ def circuits(
             many as hold 16384 tokens, or none where that would take more than a few minutes.
         top: Entries per table.
         seed: Of random tokens and random matrices.
+        save_to: Keep finished ablations in this folder; the same command goes on from it.
     """
     from glassformer import analysis, weights
     from glassformer.analysis.reports.training_facts import training_facts
@@ -62,7 +64,7 @@ def circuits(
     require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
     if model is None and run is None:
         raise ConfigError("give a model (glassformer models lists those that ship) or --run FOLDER.")
-    check(output)
+    check(output, save_to=None if save_to is None else save_to / "batch-0.safetensors")
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
     loaded = placed_model(str(run) if model is None else model, placement)
@@ -76,7 +78,7 @@ def circuits(
     # analyses of weights are few, and no two of them cost the same
     with progress("circuits", dry_run=output.dry_run, alike=False) as report:
         found = analysis.reports.circuits(
-            loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=report
+            loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=report, save_to=save_to
         )
     if metrics:
         try:

@@ -1,5 +1,6 @@
 """`glassformer prune`: the circuit that is left when edges that cost little are cut."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of
@@ -23,6 +24,7 @@ def prune(
     metric: OneMeasure = "logit-difference",
     candidates: int | None = None,
     top: int = 6,
+    save_to: Path | None = None,
     opening: Opening,
     output: LongOutput,
 ) -> None:
@@ -41,10 +43,11 @@ def prune(
             being cut at once. By default all, or as many as take about a minute where all would take hours.
         compare: Also prune for each half of the prompts, and a model with weights drawn anew: three further searches.
         top: Largest edges shown.
+        save_to: Keep what is decided in this file; the same command goes on from it.
     """
     from glassformer import analysis
 
-    check(output)
+    check(output, save_to=save_to)
     loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
@@ -58,6 +61,7 @@ def prune(
             threshold=threshold,
             candidates=candidates,
             compare=compare,
+            save_to=save_to,
             report=report,
         )
     given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold, "candidates": candidates}

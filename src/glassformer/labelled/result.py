@@ -107,13 +107,17 @@ class Result:
         found = {"result": type(self).__name__} | fields
         if not packed:
             return found | self._said()
-        derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()}
+        derived = {name: _plain(getattr(self, name), packed) for name in self._derived()}
         shown = found | derived
         for word, names in {"signed": self.SIGNED, "share": OF_A_WHOLE & shown.keys()}.items():
             for name in names:
                 if isinstance(value := shown[name], dict):
                     value[word] = True
         return found | {"derived": derived} | self._said()
+
+    def _derived(self) -> list[str]:
+        """Return the names of `derived_names` that its page carries: all, but what would be too large."""
+        return self.derived_names()
 
     @classmethod
     def derived_names(cls) -> list[str]:

@@ -212,7 +212,7 @@ class HeadWeights:
         if source == "bias" and not self._has_bias(layer, side):
             raise self._no_source(layer, source)
         if layer.norm(side) is not None and self._positions(layer) is None:
-            return self.looked(layer, side, self.source_rows(layer, side, source))
+            return torch.cat([self.looked(layer, side, rows) for rows in self.source_parts(layer, side, source)], -2)
         every = layer.across(side)
         found = every.unscaled(side, self._made(every, side, source))
         if every.norm(side) is not None:
@@ -256,7 +256,7 @@ class HeadWeights:
         matrix = layer.Q if side == "query" else layer.K
         if source == "position" and isinstance(layer.module.positions, QueryKeyOnlyPositions):
             matrix = layer.Q_position if side == "query" else layer.K_position
-        return self.source_rows(layer, side, source, ids, scale) @ matrix
+        return torch.cat([rows @ matrix for rows in self.source_parts(layer, side, source, ids, scale)], -2)
 
     def _common_divisor(self, layer: AttentionWeights, side: Side) -> Float[Tensor, "head *stream 1 1"]:
         """Return what the norm of queries or keys divides by on average, over tokens at positions taken in turn."""
@@ -310,20 +310,26 @@ class HeadWeights:
         layer = self[head]
         self.require_logits(layer, "full OV circuits")
         layer.require_ov("full OV circuits")
-        return (self.source_rows(layer, "value", source) @ layer.ov()) @ self.read_out()
+        ov = layer.ov()
+        left = torch.cat([rows @ ov.left for rows in self.source_parts(layer, "value", source)], -2)
+        return Factored(left, ov.right) @ self.read_out()
 
     @property
     def shifts(self) -> bool:
         """Whether a shift of all logits changes nothing: a softmax is taken over more than one of them."""
         return self.U.shape[-1] > 1
 
-    def direct(self) -> Factored:
+    def direct(self, ids: Int[Tensor, " n"] | None = None) -> Factored:
         """Direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
 
         Exact, biases added, for a model without layers; position vectors are left out.
+
+        Args:
+            ids: Tokens, a row each; all by default.
         """
         self.model.unembed.require_linear("the direct path")
-        return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
+        tokens = self._without_constant(self.E if ids is None else self.E[ids])
+        return Factored(self.normed(tokens, self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
         """The unembedding with the final norm's gain and centring, if they are not in there yet."""
@@ -421,12 +427,7 @@ class HeadWeights:
         Raises:
             AnalysisUnavailable: The layer has no such source.
         """
-        if layer.crosses and side != "query":
-            raise AnalysisUnavailable(
-                f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
-                "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
-            )
-        self.require_entry(layer.stack, "full circuits")
+        self._require_read(layer, side)
         norm, tokens = self.norm_before(layer), self.embeddings[layer.stack]
         tokens = self._without_constant(tokens if ids is None else tokens[ids])
         table, in_stream = self._positions(layer), self.in_stream(layer)
@@ -438,6 +439,33 @@ class HeadWeights:
             return self.normed(table, norm, scale, bias=False) if in_stream else table
         scale = self.source_scale(layer) if scale is None else scale
         return self.normed(tokens, norm, scale, bias=False)
+
+    def source_parts(
+        self,
+        layer: AttentionWeights,
+        side: Literal["query", "key", "value"],
+        source: Source,
+        ids: Int[Tensor, " n"] | None = None,
+        scale: Tensor | None = None,
+    ) -> Iterator[Float[Tensor, "some d_model"]]:
+        """`source_rows` a few at a time: for what is made of them, which is narrower than they are."""
+        self._require_read(layer, side)
+        if source != "token":
+            yield self.source_rows(layer, side, source, ids, scale)
+            return
+        tokens = self.embeddings[layer.stack]
+        ids = torch.arange(len(tokens), device=tokens.device) if ids is None else ids
+        scale = self.source_scale(layer) if scale is None else scale
+        yield from (self.source_rows(layer, side, source, some, scale) for some in ids.split(CHUNK))
+
+    def _require_read(self, layer: AttentionWeights, side: Literal["query", "key", "value"]) -> None:
+        """Raise `AnalysisUnavailable` unless a layer reads vectors that stand for tokens."""
+        if layer.crosses and side != "query":
+            raise AnalysisUnavailable(
+                f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
+                "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
+            )
+        self.require_entry(layer.stack, "full circuits")
 
     def _without_constant(self, rows: Tensor) -> Tensor:
         return torch.cat((rows[..., :-1], torch.zeros_like(rows[..., -1:])), -1) if self.augmented else rows

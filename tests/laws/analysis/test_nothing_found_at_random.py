@@ -132,3 +132,16 @@ def test_what_stands_for_a_finding_is_seen_where_there_is_one() -> None:
     model = gf.load("attn-only-2l")
     found = dict(_asked(dataclasses.replace(shuffled("attn-only-2l"), model=model)))
     assert claims(found["circuits"])
+
+
+def test_blocks_drawn_anew_alone_leave_the_others_where_they_are() -> None:
+    model = gf.load("attn-only-2l")
+    found = drawn_anew(model, 1, layers=[0])
+    own = {name: value.data_ptr() for name, value in model.named_parameters()}
+    for name, value in found.named_parameters():
+        assert (value.data_ptr() == own[name]) == name.startswith("stack.blocks.1."), name
+    # what comes before the first block that is left out is drawn as in the whole
+    whole = dict(drawn_anew(model, 1).named_parameters())
+    for name, value in found.named_parameters():
+        if name.startswith("stack.blocks.0."):
+            assert torch.equal(value, whole[name])

@@ -64,7 +64,7 @@ def test_queries_and_keys_are_normed_head_by_head_or_all_together(norm: QueryKey
 def test_addends_through_a_norm_sum_to_what_it_makes_of_their_sum(norm: QueryKeyNorm, seed: int) -> None:
     own = layer(norm).module.projection.norms[0]
     addends = torch.randn(5, 4, 6, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    split = own.linear(addends)
+    split = own.linear(addends, addends.sum(0, keepdim=True))
     whole = split.sum(0, keepdim=True)
     close(whole if own.bias is None else whole + own.shift(split), own(addends.sum(0, keepdim=True)))
 

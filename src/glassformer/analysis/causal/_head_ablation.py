@@ -16,6 +16,7 @@ Source: Olsson et al. 2022, argument 3.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -154,6 +155,7 @@ def ablate_each(
     value: Value = "zero",
     norms: Norms = "live",
     report: Report | None = None,
+    save_to: str | Path | None = None,
 ) -> Ablation:
     """Ablate each head by itself: all of them, or those chosen; errors as in `ablate`.
 
@@ -165,10 +167,12 @@ def ablate_each(
         value: What takes the place of a head's write.
         norms: Whether the scales of norms react.
         report: Called with passes done and passes in all: one for every head and batch.
+        save_to: Folder for finished passes, a file for each batch. What was interrupted goes on from it; files of
+            another model, text or choice of heads are refused.
     """
     labels = [head.label for head in heads(model)] if chosen is None else list(chosen)
     sets = {label: _find(model, [label]) for label in labels}
-    return _ablate(model, sets, inputs, _Method(kind, value, norms), report)
+    return _ablate(model, sets, inputs, _Method(kind, value, norms), report, None if save_to is None else Path(save_to))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -260,8 +264,9 @@ def _ablate(
     inputs: Sequence[Any],
     method: _Method,
     report: Report | None = None,
+    save_to: Path | None = None,
 ) -> Ablation:
-    _, whole, found, weight = _losses(model, sets, inputs, method, report)
+    _, whole, found, weight = _losses(model, sets, inputs, method, report, save_to)
     summary = _summary(whole, found, weight, list(sets), method)
     if require_model(model, "ablate").predicts_next:
         return summary
@@ -276,6 +281,7 @@ def _losses(
     inputs: Sequence[Any],
     method: _Method,
     report: Report | None = None,
+    save_to: Path | None = None,
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
     batches = _batches(model, inputs)
@@ -297,11 +303,17 @@ def _losses(
         donor = Donor(batch)
         # what is held is held in the base too, where it changes nothing; rows then hold what they come by
         swept = sweep(
-            model, batch, plan, token_loss(batch.targets), base_edit=[Set(name, donor) for name in held], report=passed
-        )
+            model, batch, plan, token_loss(batch.targets), base_edit=[Set(name, donor) for name in held], report=passed,
+            save_to=None if save_to is None else save_to / file_of_batch(i),
+        )  # fmt: skip
         whole.append(swept.base.values[0])
         found.append(swept.values.values[0])
     return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
+
+
+def file_of_batch(i: int) -> str:
+    """Return the name of the file for the passes on a batch, in the folder they are saved to."""
+    return f"batch-{i}.safetensors"
 
 
 def _batches(model: ModelLike, inputs: Sequence[Any]) -> list[Batch]:

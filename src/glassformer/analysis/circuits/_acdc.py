@@ -16,7 +16,9 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic 
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,12 +31,14 @@ from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.contrasts import PromptPairs, contrast
 from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.analysis.question import question
+from glassformer.analysis.saved import SavedWork
 from glassformer.analysis.sweep.metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
+from glassformer.files import json_text
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.evaluation import evaluating
-from glassformer.provenance import Note, distinct
+from glassformer.provenance import Binding, Note, distinct
 from glassformer.words import sentence
 
 Report = Callable[[int, int], None] | None
@@ -184,6 +188,7 @@ def acdc(
     split_embedding: bool = False,
     compare: bool = False,
     report: Report = None,
+    save_to: str | Path | None = None,
 ) -> Acdc:
     """Find a circuit by greedy pruning.
 
@@ -203,8 +208,11 @@ def acdc(
         compare: Say how far the circuit can be trusted: prune for each half of the prompts, and in the model with
             weights drawn anew (entries of each tensor shuffled), at the same share of its own difference. That is three
             further searches; in weights at random the third may take as many passes as there are edges.
+        save_to: File for what is decided. A search that was interrupted goes on from it, to the same circuit; the file
+            of another search is refused.
 
     Raises:
+        CheckpointError: `save_to` holds another search, or is damaged.
         AnalysisUnavailable: The model is not one of ours, or a mechanism has no values. Or there is one prompt to
             compare halves of.
         ShapeMismatch: The prompts differ in shape.
@@ -213,15 +221,20 @@ def acdc(
     divergence = metric is None
     if compare and runs.batch < 2:
         raise AnalysisUnavailable("acdc: compare=True prunes for each half of the prompts, and there is one prompt.")
-    found = _prune(runs, divergence, threshold, absolute, candidates, report)
+    told = {"threshold": threshold, "absolute": absolute, "candidates": candidates}
+    saved = _Decisions(None if save_to is None else Path(save_to), runs, pairs, told)
+    found = _prune(runs, divergence, threshold, absolute, candidates, report, saved.of("whole"))
     if not compare:
         return found
     rows = torch.arange(runs.batch)
-    halves = [_prune(runs, divergence, threshold, absolute, candidates, None, half) for half in (rows[::2], rows[1::2])]
+    halves = [
+        _prune(runs, divergence, threshold, absolute, candidates, None, saved.of(f"half {i}"), half)
+        for i, half in enumerate((rows[::2], rows[1::2]))
+    ]
     other = _prepared(drawn_anew(model), pairs, metric, split_embedding)
     full, empty = _ends(other, divergence)
     share = threshold * abs((empty - full) / found.gap) if found.gap else threshold
-    drawn = _prune(other, divergence, share, absolute, candidates, None)
+    drawn = _prune(other, divergence, share, absolute, candidates, None, saved.of("drawn anew"))
     return found.replace(
         compared=Compared(
             overlap=_overlap(*(half.in_circuit.values for half in halves)),
@@ -255,8 +268,9 @@ def acdc_curve(
     """
     runs = _prepared(model, pairs, metric)
     found: list[Acdc] = []
+    kept = _Decisions(None, runs, pairs, {}).of("whole")
     for done, threshold in enumerate(thresholds):
-        found.append(_prune(runs, metric is None, threshold, absolute, candidates, None))
+        found.append(_prune(runs, metric is None, threshold, absolute, candidates, None, kept))
         if report is not None:
             report(done + 1, len(thresholds))
     over = (("threshold",), {"threshold": [float(threshold) for threshold in thresholds]})
@@ -306,12 +320,13 @@ def _prune(
     absolute: bool,
     candidates: int | None,
     report: Report,
+    saved: "_SavedSearch",
     rows: Int[Tensor, " row"] | slice = slice(None),
 ) -> Acdc:
     allowed = runs.graph.allowed.values
     cut = torch.zeros_like(allowed)
     if candidates is not None:
-        cut = allowed & ~_largest(runs, divergence, candidates)
+        cut = saved.prefiltered(lambda: allowed & ~_largest(runs, divergence, candidates))
 
     def cost(values: Float[Tensor, "world batch"]) -> list[float]:
         return _costs(values, divergence, rows)
@@ -323,7 +338,8 @@ def _prune(
     search = _Search(runs, cut, current, threshold, absolute)
     waiting = [(r, u) for r, u in (allowed & ~cut).flip(0, 1).nonzero().tolist()]
     waiting = [(len(allowed) - 1 - r, allowed.shape[1] - 1 - u) for r, u in waiting]
-    at_once = 4
+    at_once = saved.go_on(search) or 4
+    waiting = waiting[len(search.log) :]
     while waiting:
         dead = [not search.matters(r) for r, _ in waiting[: runs.at_once]]
         if dead[0]:
@@ -338,6 +354,7 @@ def _prune(
             # as many on trust next time as went well this time, and some more
             at_once = min(runs.at_once, 2 * count)
         waiting = waiting[count:]
+        saved.add(search, at_once, last=not waiting)
         if report is not None:
             report(len(search.log), len(search.log) + len(waiting))
     left = allowed & ~search.cut
@@ -404,6 +421,86 @@ class _Search:
                 return i + 1
             self.cut[r, u], self.cost = True, cost
         return len(edges)
+
+
+class _Decisions:
+    """What several searches decided, in one file; nothing without a path.
+
+    Args:
+        path: The file.
+        runs: What is searched: of another model or other prompts its values differ.
+        pairs: The prompts, to be written beside.
+        told: By what rules.
+    """
+
+    def __init__(self, path: Path | None, runs: CircuitRuns, pairs: PromptPairs, told: Mapping[str, Any]) -> None:
+        identity = b""
+        if path is not None:
+            with evaluating(runs.model), torch.no_grad():
+                passes = runs.logits(runs.clean), runs.run(runs.graph.allowed.values[None])
+                ends = torch.cat([runs.measure(found) for found in passes]).double().cpu()
+            edges = [(edge.sender, edge.receiver) for edge in runs.graph.edges]
+            rules = {name: repr(value) for name, value in told.items()} | {"metric": runs.metric.name}
+            identity = json_text([edges, rules]).encode() + ends.numpy().tobytes()
+        other = "decisions of another search: another model, prompts, metric, threshold or candidates"
+        self.work = SavedWork(path, "search", identity, other, Binding("acdc", runs.model, (pairs,)))
+        self.tensors = dict(self.work.tensors)
+
+    def of(self, name: str) -> "_SavedSearch":
+        return _SavedSearch(self, name)
+
+
+class _SavedSearch:
+    """What one of the searches of a file decided."""
+
+    def __init__(self, decisions: _Decisions, name: str) -> None:
+        self.decisions, self.name = decisions, name
+
+    def prefiltered(self, cut: Callable[[], Bool[Tensor, "receiver sender"]]) -> Bool[Tensor, "receiver sender"]:
+        """Return which edges are cut to begin with, from the file if it says so."""
+        known = self._known("cut")
+        if known is None:
+            known = cut()
+            self._keep(cut=known)
+            self.decisions.work.save(self.decisions.tensors)
+        return known
+
+    def go_on(self, search: "_Search") -> int:
+        """Bring a search to where it was; return how many edges it tried at once by then, 0 for one not begun."""
+        edges, numbers = self._known("edges"), self._known("numbers")
+        if edges is None or numbers is None:
+            return 0
+        graph, (at_once, search.passes) = search.runs.graph, numbers.tolist()
+        changes, costs = self._known("changes"), self._known("cost")
+        assert changes is not None and costs is not None, "written together"
+        for (r, u, removed), change in zip(edges.tolist(), changes.tolist()):
+            edge = Edge(graph.senders[u].label, graph.receivers[r].label)
+            search.log.append(Pruned(edge, change, bool(removed)))
+            search.cut[r, u] |= bool(removed)
+        search.cost = float(costs)
+        return at_once
+
+    def add(self, search: "_Search", at_once: int, *, last: bool) -> None:
+        """Keep what was decided so far, on disk if that is due or it was the last."""
+        work = self.decisions.work
+        if not (work.is_due() or (last and work.path is not None)):
+            return
+        graph = search.runs.graph
+        receivers, senders = ({end.label: i for i, end in enumerate(ends)} for ends in (graph.receivers, graph.senders))
+        edges = [[receivers[p.edge.receiver], senders[p.edge.sender], int(p.removed)] for p in search.log]
+        self._keep(
+            edges=torch.tensor(edges).reshape(-1, 3),
+            changes=torch.tensor([p.change for p in search.log], dtype=torch.float64),
+            cost=torch.tensor(search.cost, dtype=torch.float64),
+            numbers=torch.tensor([at_once, search.passes]),
+        )
+        work.save(self.decisions.tensors)
+
+    def _known(self, what: str) -> Tensor | None:
+        return self.decisions.tensors.get(f"{self.name}: {what}")
+
+    def _keep(self, **found: Tensor) -> None:
+        self.decisions.tensors |= {f"{self.name}: {what}": value for what, value in found.items()}
 
 
 def _largest(runs: CircuitRuns, divergence: bool, candidates: int) -> Bool[Tensor, "receiver sender"]:

@@ -18,19 +18,21 @@ from glassformer.errors import AnalysisUnavailable, UnknownSite, nearest
 from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
 
 
-def residual_sites(model: ModelLike, stack: str | None = None) -> list[str]:
+def residual_sites(model: ModelLike, stack: str | None = None, place: str | None = None) -> list[str]:
     """Return the sites that `writes` and its neighbours read, the stream itself included.
 
     Args:
         model: One of ours.
         stack: `encoder` or `decoder` of a model that has two; the decoder by default.
+        place: A place in its stream: what was written before it is enough. All by default.
     """
     name = require_model(model).stack_name(stack)
-    found = vector_sites(model.embeddings[name])
-    for layer in model.sub_layers(name):
+    found, layers = vector_sites(model.embeddings[name]), model.sub_layers(name)
+    for layer in layers if place is None else written_before(layers, place):
         found.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
         found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
         found += layer.block.at_resid
+    found += [] if place is None else [place]
     return list(dict.fromkeys(found))
 
 
@@ -56,7 +58,7 @@ def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Ten
     site, stack = place_of(run, site)
     model: Model = run.model
     embed, entry = model.embeddings[stack], "enc " if stack == "encoder" else ""
-    run.require(residual_sites(model, stack), "writes")
+    run.require(residual_sites(model, stack, site), "writes")
     earlier = written_before(model.sub_layers(stack), site)
 
     def read(site: str) -> Tensor:

@@ -16,6 +16,7 @@ Q- and K-composition).
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from glassformer.provenance import tell
 from glassformer.weights.heads import CAPPED
 
 CLASSES = ("direct", "Q", "K", "QK")
+MOST_TERMS = 1 << 22  # that a page carries: those of all queries and keys of a long text fit into no memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +75,7 @@ class ScorePaths(Result):
         """The terms, `[stream] query_component key_component [query key]`, in units of scores: queries times keys.
 
         Of all queries and keys they are components squared times positions squared; ask for one `query` of a long text.
+        A page carries them where they are not more than four million.
         """
         names: list[str] = ["stream", "query_component", "key_component", "query", "key", "d_head"]
         letters = dict(zip(names, "sabijd"))
@@ -83,13 +86,20 @@ class ScorePaths(Result):
         )
         return Labelled(values, tuple(order), {**self.queries.coords, **self.keys.coords})
 
+    def _derived(self) -> list[str]:
+        streams = self.queries.size("stream") if "stream" in self.queries.axes else 1
+        n = self.queries.values.numel() * self.keys.values.numel() // (self.queries.size("d_head") ** 2 * streams)
+        return [name for name in super()._derived() if name != "terms" or n <= MOST_TERMS]
 
-def score_sites(model: ModelLike) -> list[str]:
-    """Return the sites that `score_paths` reads, to be passed as `read=`."""
-    found = residual_sites(model)
-    before = [layer.before for layer in model.sub_layers()]
+
+def score_sites(model: ModelLike, head: str | None = None) -> list[str]:
+    """Return the sites that `score_paths` reads, to be passed as `read=`: of one head those written before it."""
+    layers = model.sub_layers()
+    asked = layers if head is None else [layer for layer in layers if head in head_labels(layer)]
+    found = residual_sites(model, place=asked[0].at_stream if head is not None and asked else None)
+    before = [layer.before for layer in asked]
     found += [norm.at_scale for norm in before if norm is not None and not norm.identity]
-    within = [layer for layer in model.sub_layers() if (a := layer.self_attention) and a.projection.norms_within]
+    within = [layer for layer in asked if (a := layer.self_attention) and a.projection.norms_within]
     return found + [layer.at_read for layer in within]
 
 
@@ -123,12 +133,12 @@ def score_paths(
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
     layer, part, h = _find(run.model, head)
-    run.require(score_sites(run.model), "score_paths")
-    components, q, k, context = _projected(run, layer, part)
-    q, k = part.mixer.queries(q, context)[..., h, :, :], part.mixer.keys(k)[..., h, :, :]
+    run.require(score_sites(run.model, head), "score_paths")
+    context = make_context(1, len(run.tokens), part.projection.qkv.weight.device, is_causal=True)
     places = [None if p is None else run.place(p) for p in (query, key)]
-    q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
-    q = q * part.mixer.scale
+    kept = [slice(None) if p is None else slice(p, p + 1) for p in places]
+    components, q, k = _projected(run, layer, part, h, kept, context)
+    q *= part.mixer.scale
     n_queries, n_keys = q.shape[-2], k.shape[-2]
     bias = q.new_zeros(n_queries, n_keys)
     if part.mixer.traits.capped_scores:
@@ -147,40 +157,70 @@ def score_paths(
     return _labelled(run, head, [c.label for c in components], (q, k), classes, bias, total, places)
 
 
-def _projected(run: Run, layer: SubLayer, part: AttentionLayer) -> tuple[list[Component], Tensor, Tensor, Context]:
-    """Return the components of queries and keys, `component [stream] head pos d_head`, turned by rotary positions."""
-    norm = FrozenNorm.of(layer.before, lambda site: run[site].values[0])
-    projection, widths = part.projection, part.projection.widths
-    weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias
-    components: list[Component] = []
-    raw: list[Tensor] = []
-    for found, vectors in each_write(run, layer.at_stream):
+def _projected(
+    run: Run, layer: SubLayer, part: AttentionLayer, h: int, kept: Sequence[slice], context: Context
+) -> tuple[list[Component], Tensor, Tensor]:
+    """Return the components of one head's queries and keys that are kept, `component [stream] pos d_head`."""
+    projection, components = part.projection, list[Component]()
+
+    def by_head(flat: Tensor) -> tuple[Tensor, Tensor]:
+        flat_q, flat_k = flat.split(projection.widths[:2], -1)
+        q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
+        if not projection.norms_within:
+            return q, k
+        # norms between the matrices: linear once each addend is divided by the scale of what was read
+        read = run[layer.at_read].values
+        return _within(q, projection.scales("query", read)), _within(k, projection.scales("key", read))
+
+    whole, norms = None, projection.norms
+    if norms is not None:
+        whole = by_head(torch.stack([flat.sum(0) for _, flat in _inputs(run, layer, part, context)]).sum(0)[None])
+    # bias and positions besides what is written
+    most = sum(len(found) for found, _ in each_write(run, layer.at_stream)) + 2
+    sides: list[Tensor] = []
+    for found, flat in _inputs(run, layer, part, context):
         components += found
-        raw.append(norm(vectors) @ weight.mT)
-    length = raw[0].shape[1]
-    context = make_context(1, length, raw[0].device, is_causal=True)
+        q, k = by_head(flat)
+        if norms is not None and whole is not None:
+            q, k = (_normed(*one, found == [_bias(layer)]) for one in zip(norms, (q, k), whole))
+        if isinstance(projection, SmearedProjection):
+            k = projection.smear(k, context.positions)[0]
+        turned_q, turned_k = part.positions.rotate(q, k, context)
+        assert turned_k is not None
+        q, k = part.mixer.queries(turned_q, context), part.mixer.keys(turned_k)
+        q, k = q[..., h, kept[0], :], k[..., h, kept[1], :]
+        # in one piece from the start: pieces that stay between larger ones that go would leave holes of their size
+        sides = sides or [one.new_empty(most, *one.shape[1:]) for one in (q, k)]
+        for side, one in zip(sides, (q, k)):
+            side[len(components) - len(found) : len(components)] = one
+    q, k = (side[: len(components)] for side in sides)
+    return components, q, k
+
+
+def _inputs(
+    run: Run, layer: SubLayer, part: AttentionLayer, context: Context
+) -> Iterator[tuple[list[Component], Float[Tensor, "component pos width"]]]:
+    """Yield components of what queries and keys are, before their heads, norms and positions, some at a time."""
+    norm = FrozenNorm.of(layer.before, lambda site: run[site].values[0])
+    projection = part.projection
+    weight, own = projection.qkv.weight[: sum(projection.widths[:2])], projection.qkv.bias
+    for found, vectors in each_write(run, layer.at_stream):
+        yield found, norm(vectors) @ weight.mT
+    nothing = weight.new_zeros(1, len(run.tokens), weight.shape[1])
     constant = None if norm.bias is None else norm.bias @ weight.mT
     if own is not None:
         constant = own[: len(weight)] if constant is None else constant + own[: len(weight)]
+    if constant is None and projection.norms is not None and any(one.bias is not None for one in projection.norms):
+        constant = weight.new_zeros(len(weight))
     if constant is not None:
-        components.append(Component("bias", "attn_bias", layer.layer, layer.name))
-        raw.append(constant.expand(1, length, -1))
+        yield [_bias(layer)], constant.expand(1, nothing.shape[1], -1)
     if isinstance(part.positions, QueryKeyOnlyPositions):
-        nothing = raw[0].new_zeros(1, length, weight.shape[1])
-        components.append(Component("positions", "position", layer.layer, layer.name))
-        raw.append(part.positions.inputs(nothing, nothing, context)[0] @ weight.mT)
-    flat_q, flat_k = torch.cat(raw).split(widths[:2], -1)
-    q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
-    # norms between the matrices: linear once each addend is divided by the scale of what was read
-    read = run[layer.at_read].values if projection.norms_within else None
-    q, k = (u if read is None else _within(u, projection.scales(of, read)) for of, u in (("query", q), ("key", k)))
-    if projection.norms is not None:
-        q, k = _normed(projection.norms, components, q, k, layer.layer, layer.name)
-    if isinstance(projection, SmearedProjection):
-        k = projection.smear(k, context.positions)[0]
-    turned_q, turned_k = part.positions.rotate(q, k, context)
-    assert turned_k is not None
-    return components, turned_q, turned_k, context
+        positions = [Component("positions", "position", layer.layer, layer.name)]
+        yield positions, part.positions.inputs(nothing, nothing, context)[0] @ weight.mT
+
+
+def _bias(layer: SubLayer) -> Component:
+    return Component("bias", "attn_bias", layer.layer, layer.name)
 
 
 def _heads(part: AttentionLayer, x: Tensor, heads: int) -> Float[Tensor, "component *stream head pos d_head"]:
@@ -195,23 +235,10 @@ def _within(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x / scale[(slice(None), *[None] * (x.ndim - 3))]
 
 
-def _normed(
-    norms: Any, components: list[Component], q: Tensor, k: Tensor, layer: int, name: str
-) -> tuple[Tensor, Tensor]:
-    """Return components through the norms on queries and keys, whose biases go with the others."""
-    # linear once each divides by what it divides their sum by
-    linear = [norm.linear(u) for norm, u in zip(norms, (q, k))]
-    if all(norm.bias is None for norm in norms):
-        return linear[0], linear[1]
-    shifts = [norm.shift(u) for norm, u in zip(norms, linear)]
-    biases = [c.kind == "attn_bias" and c.layer == layer and c.label == "bias" for c in components]
-    if not any(biases):
-        components.append(Component("bias", "attn_bias", layer, name))
-        return torch.cat((linear[0], shifts[0])), torch.cat((linear[1], shifts[1]))
-    at = biases.index(True)
-    for u, shift in zip(linear, shifts):
-        u[at] += shift[0]
-    return linear[0], linear[1]
+def _normed(norm: Any, addends: Tensor, whole: Tensor, with_bias: bool) -> Tensor:
+    """Return addends of a whole through the norm on queries or keys, whose bias goes with the others."""
+    linear = norm.linear(addends, whole)
+    return linear + norm.shift(linear) if with_bias else linear
 
 
 def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:

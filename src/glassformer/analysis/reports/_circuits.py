@@ -11,6 +11,7 @@ Learning and Induction Heads".
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -61,7 +62,7 @@ from glassformer.analysis.subspaces import Bandwidth, bandwidth
 from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.arguments import Count, Several
 from glassformer.data import Batch
-from glassformer.errors import AnalysisUnavailable, GlassformerError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError
 from glassformer.labelled import Labelled
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.weights import HeadWeights
@@ -82,6 +83,7 @@ def circuits(
     k: Count = 12,
     seed: int = 0,
     report: Callable[[int, int, str], None] | None = None,
+    save_to: str | Path | None = None,
 ) -> Circuits:
     """Find the circuits of a model.
 
@@ -94,8 +96,11 @@ def circuits(
         k: Entries per table.
         report: Called as it goes with steps done, steps in all and the analysis that is under way: one step each, but
             one for every head that is ablated.
+        save_to: Folder for finished ablations, which take longest. A report that was interrupted goes on from it; files
+            of another model or other rows are refused.
 
     Raises:
+        CheckpointError: `save_to` holds ablations of another model or other rows, or is damaged.
         AnalysisUnavailable: The model is none of ours, or a head is unknown.
 
     Example:
@@ -108,9 +113,13 @@ def circuits(
     # a step for every head that is ablated
     n_steps = len(heads_of(model)) if rows else 1
     asked = _Asked(report, ANALYSES - 1 + n_steps)
+    # what holds most comes first, while little else is held
+    trigrams, chance = asked("skip-trigrams", lambda: _trigrams(model, w, tokens, k, seed)) or ((), 0.0)
+    read = asked("bandwidth", lambda: bandwidth(w))
+    # what follows reads heads alone
+    w = dataclasses.replace(w, mlps=())
     copied = asked("copying by eigenvalues", lambda: copying(w))
     placed = asked("heads that go by position", lambda: positional_heads(w))
-    read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
     repeats = repeats_for(model)
     scored, measured = None, dict[str, dict[str, float]]()
@@ -124,7 +133,7 @@ def circuits(
     wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
     removed = asked(
         "ablation",
-        lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within),
+        lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within, save_to=save_to),
         steps=n_steps,
     )
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
@@ -133,7 +142,6 @@ def circuits(
     facts = _heads(model, seed, repeats, copied, placed, read, scored, measured, wired, removed)
     together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
-    trigrams, chance = asked("skip-trigrams", lambda: _trigrams(model, w, tokens, k, seed)) or ((), 0.0)
     found = Circuits(
         model=model_facts(model),
         findings=(),
@@ -166,6 +174,9 @@ class _Asked:
         self.within(0, 1)
         try:
             return analysis()
+        except CheckpointError:
+            # a file of other work is no reason to go on without it
+            raise
         except GlassformerError as error:
             self.unavailable.append(Unavailable(name, str(error)))
             return None
@@ -308,7 +319,9 @@ def _trigrams(model: Model, w: HeadWeights, tokens: Any, k: int, seed: int) -> t
     """
     found, drawn = _rules(w, tokens, k), list[float]()
     while len(drawn) < 5 and not (len(drawn) == 1 and found and stands_out(found[0], 3 * drawn[0])):
-        rules = _rules(weights.of(drawn_anew(model, seed + len(drawn)), fold=True), tokens, 1)
+        # the rules are of the first layer's heads, and read no other block
+        anew = weights.of(drawn_anew(model, seed + len(drawn), layers=[0]), fold=True, layers=[0])
+        rules = _rules(anew, tokens, 1)
         drawn.append(max((rule.score for rule in rules), default=0.0))
     return found, max(drawn)
 

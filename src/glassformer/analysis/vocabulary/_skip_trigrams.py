@@ -189,11 +189,11 @@ def skip_trigrams(
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
-    outputs = output_choice(w, ids)
+    outputs, named = output_choice(w, ids), None if tokens is None else ids
     rows: list[tuple[Tensor, ...]] = []
     # what one head makes of a vocabulary is much; what all heads of a layer make, most of what is held
     for head in (layer[h] for layer in layers for h in range(len(layer.Q))):
-        ov = full_circuit(w, head, "OV", ids=ids).centred(rows=w.shifts)[0]
+        ov = full_circuit(w, head, "OV", ids=named).centred(rows=w.shifts)[0]
         look = _Looking(w, head, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
         length = (wide(ov.left) @ decompositions.triangular(ov.right.mT).mT).norm(dim=-1)
@@ -208,8 +208,7 @@ def skip_trigrams(
     def field(values: Tensor) -> Labelled:
         return Labelled(values, ("head", "rule"), coords)
 
-    direct = _direct(w)
-    beside = (direct.left[destination] * direct.right[:, output].movedim(0, -1)).sum(-1)
+    beside = _beside(w, destination, output)
     names, output_names = names_of_both(w, [source, destination], [output])
     return SkipTrigrams(
         contribution=field(contribution),
@@ -413,6 +412,16 @@ def _best(
     d, said = where[i, s], out[s, j]
     said = said if outputs is None else outputs[said]
     return value, a[i, s], preference[d, s], c[s, j], ids[chosen[s]], ids[d], said
+
+
+def _beside(
+    w: HeadWeights, destination: Int[Tensor, "head rule"], output: Int[Tensor, "head rule"]
+) -> Float[Tensor, "head rule"]:
+    """Return entries of `_direct`, without rows of other tokens."""
+    direct = w.direct(destination.flatten())
+    columns = direct.right[:, output].movedim(0, -1)
+    columns = columns - direct.right.mean(-1) if w.shifts else columns
+    return (direct.left.view_as(columns) * columns).sum(-1)
 
 
 def _direct(w: HeadWeights) -> Factored:

@@ -320,9 +320,10 @@ def full_circuit(
     `reads`: what the layer reads of each of these tokens; by default their vectors through its norm.
     """
     if circuit == "OV":
-        out, outputs = w.read_out(), output_choice(w, ids)
-        rows = w.source_rows(layer, "value", "token", ids) if reads is None else reads
-        return rows @ layer.ov() @ (out if outputs is None else out[:, outputs])
+        out, outputs, ov = w.read_out(), output_choice(w, ids), layer.ov()
+        parts = w.source_parts(layer, "value", "token", ids) if reads is None else [reads]
+        left = torch.cat([rows @ ov.left for rows in parts], -2)
+        return Factored(left, ov.right) @ (out if outputs is None else out[:, outputs])
     if reads is None:
         query, key = (w.projected(layer, side, "token") for side in ("query", "key"))
         if ids is not None:

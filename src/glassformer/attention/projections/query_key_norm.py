@@ -130,10 +130,12 @@ class HeadNorm(nn.Module):
         return x if bias is None else x + bias[:, None]
 
     def linear(
-        self, addends: Float[Tensor, "component *stream head pos d_head"]
+        self,
+        addends: Float[Tensor, "component *stream head pos d_head"],
+        whole: Float[Tensor, "one *stream head pos d_head"],
     ) -> Float[Tensor, "component *stream head pos d_head"]:
-        """Return addends of one row through the norm, each divided by the scale of their sum; the bias left out."""
-        return self.unscaled(addends) / self.scale(addends.sum(0, keepdim=True))[..., None]
+        """Return addends of a row through the norm, each divided by the scale of the whole; the bias left out."""
+        return self.unscaled(addends) / self.scale(whole)[..., None]
 
     def unscaled(
         self, x: Float[Tensor, "batch *stream head pos d_head"], which: Int[Tensor, " head"] | None = None
@@ -211,7 +213,7 @@ class NoHeadNorm(nn.Module):
     def forward(self, x: Tensor, which: Tensor | None = None) -> Tensor:
         return x
 
-    def linear(self, addends: Tensor) -> Tensor:
+    def linear(self, addends: Tensor, whole: Tensor) -> Tensor:
         """Return addends as they are."""
         return addends
 

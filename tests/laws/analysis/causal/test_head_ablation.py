@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from glassformer.analysis.losses import losses_of
 from glassformer.attention import QueryKeyOnly
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
-from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
+from glassformer.errors import AnalysisUnavailable, CheckpointError, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, NoNorm, block
 from glassformer.testing import close
@@ -44,6 +45,22 @@ def test_the_induction_head_carries_all_in_context_learning() -> None:
     assert float(share.select(heads="L0H0").values) == pytest.approx(1, abs=0.05)
     for idle in ("L0H1", "L1H1"):
         assert float(found.loss_change.select(heads=idle).values) == pytest.approx(0, abs=1e-12)
+
+
+def test_ablations_that_were_interrupted_go_on_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
+    model, given = induction_model(), [repeated(batch=2), repeated(batch=3)]
+
+    def stop(done: int, total: int) -> None:
+        if 2 * done > total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ablate_each(model, *given, report=stop, save_to=tmp_path)
+    assert (tmp_path / "batch-0.safetensors").exists()
+    found, whole = ablate_each(model, *given, save_to=tmp_path), ablate_each(model, *given)
+    assert torch.equal(found.loss_change.values, whole.loss_change.values)
+    with pytest.raises(CheckpointError, match="another sweep"):
+        ablate_each(model, *given[::-1], save_to=tmp_path)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from circuit_pairs import Compared, novelty, pair, repetition
 from glassformer import data
 from glassformer.analysis.circuits import Acdc, Edge, acdc, acdc_curve, faithfulness
 from glassformer.analysis.sweep import kl_divergence, logit
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.handmade import (
     induction_model,
     keep_in_mind,
@@ -231,3 +233,36 @@ def test_where_both_prompts_cost_the_same_no_share_of_the_way_between_them_is_de
     found = acdc_curve(induction_model(), (ids, ids), thresholds=[1e-3, 1.0])
     assert found.faithfulness.values.isnan().all()
     assert [circuit.cost_full - circuit.cost_empty for circuit in found.circuits] == [0, 0]
+
+
+class _Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("candidates", [None, 40])
+def test_a_search_that_was_interrupted_goes_on_to_the_same_circuit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidates: int | None
+) -> None:
+    monkeypatch.setattr("glassformer.analysis.saved.SECONDS", 0.0)
+    given, file = (induction_model(), *repetition()), tmp_path / "search.safetensors"
+    asked: dict[str, Any] = {"threshold": 1e-3, "candidates": candidates}
+    whole, tried = acdc(*given, **asked), list[int]()
+
+    def stop(done: int, _: int) -> None:
+        tried.append(done)
+        if len(tried) in (2, 4):
+            raise _Stopped
+
+    for _ in range(2):
+        with pytest.raises(_Stopped):
+            acdc(*given, **asked, save_to=file, report=stop)
+    found = acdc(*given, **asked, save_to=file, report=stop)
+    # nothing was decided twice
+    assert tried == sorted(set(tried))
+    assert (found.log, found.edges, found.cost, found.passes) == (whole.log, whole.edges, whole.cost, whole.passes)
+    with pytest.raises(CheckpointError, match="another search"):
+        acdc(*given, **asked | {"threshold": 2e-3}, save_to=file)
+    with pytest.raises(CheckpointError, match="another search"):
+        with torch.no_grad():
+            given[0].unembed.stored.mul_(1.5)
+        acdc(*given, **asked, save_to=file)

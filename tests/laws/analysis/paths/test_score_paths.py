@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 
 from glassformer.analysis import Run, run
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.paths import ScorePaths, score_paths
+from glassformer.analysis.paths._score_paths import MOST_TERMS
 from glassformer.attention import Alibi, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, repeated
@@ -121,3 +123,25 @@ def test_an_unknown_head_is_refused_with_the_nearest() -> None:
     model = subject("gpt2").model
     with pytest.raises(AnalysisUnavailable, match=r'no head "L1H8".* Nearest: "L1H'):
         score_paths(run(model, [1, 2], read=[score_paths]), head="L1H8")
+
+
+def test_of_one_head_only_what_was_written_before_it_is_read_and_kept() -> None:
+    # heads of all layers write to every position; of a head, what its own matrices make of that is enough
+    config = DecoderConfig(layers=(block_of(n_heads=4),) * 6, d_model=64, vocab_size=11, max_len=64)
+    model, text = config.build(seed=0), torch.arange(60)[None] % 11
+    sites = card_of(score_paths).reads(model, head="L2H1")
+    assert all(int(site.split(".")[1]) <= 2 for site in sites if site.startswith("blocks."))
+    found, whole = (score_paths(run(model, text, read=names), head="L2H1") for names in (sites, [score_paths]))
+    assert set(sites) < set(card_of(score_paths).reads(model))
+    close(found.total.values, whole.total.values)
+    held = sum(side.values.untyped_storage().nbytes() for side in (found.queries, found.keys))
+    assert held <= 4 * 2 * (found.queries.size("query_component") + 2) * 60 * 16
+
+
+def test_a_page_leaves_out_terms_that_fit_into_no_memory() -> None:
+    config = DecoderConfig(layers=(block_of(n_heads=4),) * 3, d_model=16, vocab_size=11, max_len=512)
+    model, text = config.build(seed=0), torch.arange(512)[None] % 11
+    found = score_paths(model, text, head="L2H1")
+    n = found.queries.size("query_component") ** 2
+    assert n * 512**2 > MOST_TERMS and "terms" not in found.to_dict(packed=True)["derived"]
+    assert "terms" in score_paths(model, text, head="L2H1", query=-1, key=3).to_dict(packed=True)["derived"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from glassformer.analysis.heads import head_scores
 from glassformer.analysis.reports import Circuits, circuits
 from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
+from glassformer.errors import CheckpointError
 from glassformer.handmade import (
     induction_model,
     keep_in_mind,
@@ -220,6 +222,14 @@ def test_text_is_asked_for_where_it_is_needed_and_the_rest_is_said_without() -> 
     assert (bare.edges, bare.induction, bare.pairs) == (full.edges, full.induction, full.pairs)
     assert [head.verdict for head in bare.heads] == [head.verdict for head in full.heads]
     assert json.loads(bare.to_json())["ablated_loss"] is None
+
+
+def test_a_report_keeps_its_ablations_and_refuses_those_of_other_rows(tmp_path: Path) -> None:
+    model = induction_model()
+    circuits(model, next_token_batch(repeated(batch=2)), save_to=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["batch-0.safetensors"]
+    with pytest.raises(CheckpointError, match="another sweep"):
+        circuits(model, next_token_batch(repeated(batch=3)), save_to=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["masked_pre", "translator_pre"])
