@@ -30,6 +30,7 @@ STRESS = ROOT / "benchmarks" / "results" / "stress-x86_64-2-cores.json"
 ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
 PATTERNS = ROOT / "docs" / "images" / "mechanisms"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
+REAL = ROOT / "benchmarks" / "results" / "real-models.json"
 GROUPS = ROOT / "docs" / "mechanism_groups.json"
 
 # the first figures of a card, and what they are called in each README; the card has them all
@@ -96,6 +97,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "docs" / "claims.md": {"claims": claims()},
         **{page: studies(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
+        ROOT / "docs" / "real-models.md": {model: real(model) for model in ("smollm2", "gemma3", "minilm")},
     }  # fmt: skip
 
 
@@ -378,6 +380,23 @@ def environments() -> str:
     found = json.loads(ENVIRONMENTS.read_text(encoding="utf-8"))
     rows = [tuple(entry[name] for name in ("environment", "versions", "tests")) for entry in found]
     return _table([("environment", "Python and PyTorch", "default tests"), *rows])
+
+
+def real(model: str) -> str:
+    """Return what was asked of a real model, what came out, whether it had to, and what it cost."""
+    found = json.loads(REAL.read_text(encoding="utf-8"))["checks"]
+    rows = [
+        (
+            name.removeprefix(f"{model} "),
+            check["expected"],
+            check["said"] if check["holds"] else f"**not so:** {check['said']}",
+            f"{check['cpu_s']:.1f}",
+            f"{check['peak_mib'] / 1024:.1f}",
+        )
+        for name, check in found.items()
+        if name.startswith(f"{model} ")
+    ]
+    return _table([("asked", "must come out", "came out", "CPU s", "GiB"), *rows])
 
 
 def mechanisms() -> str:

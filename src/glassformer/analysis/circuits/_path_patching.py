@@ -167,11 +167,10 @@ def path_patching(
         patched[i, members] = True
     values: list[Tensor] = []
     with evaluating(model), torch.no_grad():
-        for first in range(0, len(groups), runs.at_once):
-            some = patched[first : first + runs.at_once]
-            values.append(_patched(runs, some, rows, mlps, norm == "frozen"))
+        for piece in runs.pieces(len(groups)):
+            values.append(_patched(runs, patched[piece], rows, mlps, norm == "frozen"))
             if report is not None:
-                report(first + len(some), len(groups))
+                report(piece.stop, len(groups))
     clean_value, corrupt_value = ends(runs)
     effect = torch.cat(values) - clean_value.values if values else clean_value.values.new_zeros(0, runs.batch)
     labelled = Labelled(effect, ("sender", "batch"), {"sender": list(groups)})
@@ -274,14 +273,14 @@ def patch_edges(
     # those that share a first layer share a pass; all masks at once would be as many numbers as edges squared
     order = sorted(range(len(edges)), key=lambda i: places[i][0])
     found = runs.clean.writes.new_zeros(len(edges), runs.batch)
-    for first in range(0, len(order), runs.at_once):
-        some = order[first : first + runs.at_once]
+    for piece in runs.pieces(len(order)):
+        some = order[piece]
         cuts = torch.zeros(len(some), *graph.allowed.values.shape, dtype=torch.bool)
         for world, i in enumerate(some):
             cuts[world, places[i][0], places[i][1]] = True
         found[some] = runs.evaluate(cuts, frozen=frozen)
         if report is not None:
-            report(first + len(some), len(order))
+            report(piece.stop, len(order))
     return found
 
 

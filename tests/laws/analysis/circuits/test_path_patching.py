@@ -1,5 +1,7 @@
 """Path patching: exact on every architecture, equal to what edits and direct logit attribution say."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -53,6 +55,21 @@ def _read(runs: CircuitRuns, row: int, cut: Tensor) -> Tensor:
     """Return what a receiver reads in the clean run with its edges cut, `world batch pos d_model`."""
     (given,) = received(runs, cut, [row])
     return given.streams[:, 0].unflatten(0, (len(cut), -1))
+
+
+def test_effects_are_the_same_whatever_memory_is_free_when_a_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pair(ADDED[0])
+
+    def asked() -> list[Tensor]:
+        split = sender_effects(*found.args)
+        paths = path_patching(*found.args)
+        return [paths.effect.values, edge_effects(*found.args).effect.values, split.total.values, split.direct.values]
+
+    expected = asked()
+    free = itertools.cycle((4, 1, 3))
+    monkeypatch.setattr(CircuitRuns, "at_once", property(lambda _: next(free)))
+    for values, once in zip(asked(), expected):
+        close(values, once)
 
 
 @every
