@@ -120,6 +120,17 @@ def test_higher_thresholds_leave_smaller_circuits_on_the_planted_model() -> None
     assert found.n_edges.values[-1] == 0 and float(found.faithfulness.values[0]) == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_circuit_of_a_curve_is_compared_and_splits_the_embedding_as_one_found_alone() -> None:
+    found = pair("gpt2")
+    (of_curve,) = acdc_curve(*found.args, thresholds=[0.01], split_embedding=True, compare=True).circuits
+    alone = acdc(*found.args, threshold=0.01, split_embedding=True, compare=True)
+    assert of_curve.compared is not None and of_curve.compared == alone.compared
+    assert of_curve.edges == alone.edges and {"token", "position"} <= set(of_curve.in_circuit.labels("sender"))
+    one = data.Contrast(found.clean[0][:1], found.corrupt[0][:1])
+    with pytest.raises(AnalysisUnavailable, match="acdc_curve: compare=True prunes for each half"):
+        acdc_curve(found.model, one, thresholds=[0.01], compare=True)
+
+
 INDUCTION = {
     ("embed", "L0H0.v"), ("L0H0", "L1H0.k"), ("embed", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
 }  # fmt: skip
