@@ -106,6 +106,53 @@ def test_the_config_of_a_hub_model_needs_none_of_its_weights(hub: Hub, folder: P
     assert not [path for path, _ in hub.downloads() if path.endswith(".safetensors")]
 
 
+WHOLE, PARTS = "tiny-Q8_0.gguf", [f"tiny-F16-{i:05d}-of-00002.gguf" for i in (1, 2)]
+
+
+def test_a_repository_of_one_gguf_file_or_of_the_parts_of_one_is_that_file(hub: Hub) -> None:
+    for name, files in (("org/whole", [WHOLE]), ("org/parts", PARTS)):
+        hub.publish(name, {file: file.encode() for file in files} | {"README.md": b"", "mm/other.gguf": b""})
+        for weights in (True, False):
+            found = checkpoints.folder_of(name, weights=weights)
+            assert found.name == files[0]
+            assert {path.name: path.read_bytes().decode() for path in found.parent.glob("*.gguf")} == {
+                file: file for file in files
+            }
+        before = len(hub.downloads())
+        assert checkpoints.folder_of(name) == found and len(hub.downloads()) == before
+    with pytest.raises(CheckpointError, match=rf'{WHOLE}" (is|holds|says).*GGUF'):
+        gf.load("org/whole")
+
+
+def test_of_several_gguf_files_the_one_that_is_named_is_fetched(hub: Hub) -> None:
+    hub.publish(NAME, {file: file.encode() for file in (WHOLE, *PARTS)} | {"config.json": b"{}"})
+    with pytest.raises(CheckpointError, match=rf"several GGUF models: .*{WHOLE}.*\n.*: {NAME}:tiny"):
+        checkpoints.folder_of(NAME)
+    assert not [path for path, _ in hub.downloads() if path.endswith(".gguf")]
+    assert checkpoints.folder_of(f"{NAME}:{WHOLE}").name == WHOLE
+    assert [path.rsplit("/", 1)[1] for path, _ in hub.downloads() if path.endswith(".gguf")] == [WHOLE]
+    assert checkpoints.folder_of(f"{NAME}:{PARTS[1]}").name == PARTS[0]
+    with pytest.raises(UnknownModel, match=rf'no such file. Nearest: "{WHOLE}". GGUF files there: '):
+        checkpoints.folder_of(f"{NAME}:tiny-Q8_1.gguf")
+
+
+def test_a_gguf_file_beside_safetensors_is_fetched_where_it_is_named_alone(hub: Hub, folder: Path) -> None:
+    hub.publish(NAME, contents(folder) | {WHOLE: b"GGUF"})
+    assert same(gf.load(NAME), gf.load(folder))
+    assert not [path for path, _ in hub.downloads() if path.endswith(".gguf")]
+    assert checkpoints.folder_of(f"{NAME}:{WHOLE}").read_bytes() == b"GGUF"
+
+
+def test_a_gguf_file_in_the_cache_is_read_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    hub.publish(NAME, {WHOLE: b"GGUF"})
+    found = checkpoints.folder_of(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    forget_connections()
+    assert checkpoints.folder_of(NAME) == checkpoints.folder_of(f"{NAME}:{WHOLE}") == found
+
+
 def test_a_revision_is_that_one_and_no_other(hub: Hub, folder: Path, tmp_path: Path) -> None:
     other = gf.load(folder)
     with torch.no_grad():

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, meaning_shift
@@ -11,7 +12,8 @@ from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines
-from glassformer.testing.models import subject
+from glassformer.render.terminal.lens import depth
+from glassformer.testing.models import ENCODERS, drawn, subject
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,25 @@ def test_a_word_in_two_contexts_reads_as_a_story() -> None:
 
 def test_a_lens_shows_the_likeliest_token_by_place_and_from_where_it_stays(done: Any) -> None:
     text = "\n".join(lines(lens_grid(done), 80))
-    assert "Logit lens: likeliest next token by place" in text
+    assert "Logit lens, likeliest by place: Next token" in text
     # before the layer all verbs that fit the noun are alike, after it one leads
     assert "0 post" in text and "purrs 100" in text and "stays from" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [(None, "The token there"), ("text", "Class of the text"), ("tokens", "Class of this token")],
+)
+def test_a_lens_says_what_the_model_answers(name: Any, answer: str) -> None:
+    classes = {} if name is None else {"classifies": name, "output_vocab_size": 3, "tied": False}
+    found = drawn("encoder", ENCODERS["masked_pre"].replace(**classes))
+    grid = lens_grid(run(found.model, *found.inputs, read=[lens_grid]))
+    assert answer in next(iter(lines(grid, 80))) and answer in grid._title()
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(depth(grid, 0))
+    assert "At " in shown.get() and "After" not in shown.get()
+    assert grid.to_dict()["logits_of"] == found.model.logits_of
 
 
 def test_a_lens_without_likeliest_tokens_says_nothing_of_them(done: Any) -> None:

@@ -18,7 +18,7 @@ from playwright.sync_api import Page
 import glassformer as gf
 from every_result import MAKERS, classes, result
 from explanations import sample
-from glassformer.analysis import run
+from glassformer.analysis import Run, run
 from glassformer.analysis.lens import lens_grid
 from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.errors import SaveError, SiteNotRead
@@ -153,6 +153,10 @@ def test_every_result_says_what_it_is_of(name: str) -> None:
         return
     assert said is not None and said.analysis and said.model and said.version and said.torch
     assert said.digest or said.why
+
+
+def test_results_and_runs_show_themselves_by_the_same_code() -> None:
+    assert Run.show is Result.show and Run.html is Result.html
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers
 import glassformer as gf
 from glassformer.checkpoints import convert
 from glassformer.cli import main
+from glassformer.cli.options import Reading
 from glassformer.data import published
 from glassformer.errors import MissingExtra, TextError
 from glassformer.models import GREEDY
+from verbs import taking
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = """{%- for message in messages %}
@@ -141,3 +143,77 @@ def test_what_is_no_conversation_is_refused_in_words(folder: Path, monkeypatch) 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtra, match=r"glassformer\[chat\]"):
         gf.chat(model, TALKS[0])
+
+
+TOOLS = [{"type": "function", "function": {"name": "rain", "parameters": {"type": "object", "properties": {}}}}]
+WITH_TOOLS = "{{ bos_token }}{{ tools | tojson if tools else 'none' }}" + CHATML
+
+
+def test_tools_have_the_ids_of_transformers_by_their_own_template_where_there_is_one(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    both = [{"name": "tool_use", "template": WITH_TOOLS}, {"name": "default", "template": CHATML}]
+    for place, said in ((folder / "of one", WITH_TOOLS), (folder / "of two", both)):
+        model, theirs = gf.load(saying(folder, said)), AutoTokenizer.from_pretrained(str(folder))
+        gf.save(model, place / "own")
+        convert(place / "own", place / "back", "huggingface")
+        for tools in (None, [], TOOLS):
+            expected = theirs.apply_chat_template(TALKS[0], tools=tools, return_dict=False, add_generation_prompt=True)
+            for again in (model, gf.load(place / "own"), gf.load(place / "back")):
+                assert gf.chat(again, TALKS[0], tools=tools) == expected
+
+
+def test_tools_that_a_template_does_not_read_are_refused(folder: Path) -> None:
+    model = gf.load(saying(folder, CHATML))
+    with pytest.raises(TextError, match="chat template reads no tools"):
+        gf.chat(model, TALKS[0], tools=TOOLS)
+    with pytest.raises(TextError, match=r"tools are plain data, a JSON schema each: .*, in a list; found 'rain'"):
+        gf.chat(model, TALKS[0], tools="rain")
+
+
+def _read_in(document: dict[str, Any]) -> list[str]:
+    """Return the tokens that a document says were read."""
+    if "tokens" in document:
+        return [token["text"] for token in document["tokens"]]
+    return document["reading"]["tokens"]["reads"][0]
+
+
+VERBS_OF_A_TEXT: dict[str, list[str]] = {
+    "attention": ["--head", "L0H0"],
+    "attribute": ["--method", "direct"],
+    "behaviour": ["--habits", "stream-rank"],
+    "explain": [],
+    "generate": ["--max-new-tokens", "1"],
+    "lens": [],
+    "route": [],
+    "trace": ["--subject", "rain", "--samples", "1", "--kinds", "state"],
+}
+
+
+def test_the_verbs_that_read_a_text_are_these() -> None:
+    assert set(taking(Reading)) == VERBS_OF_A_TEXT.keys()
+
+
+@pytest.mark.parametrize("verb", VERBS_OF_A_TEXT)
+def test_a_verb_that_reads_a_text_reads_a_conversation(verb: str, folder: Path, capsys) -> None:
+    model, typed = gf.load(saying(folder, CHATML)), TALKS[0][0]["content"]
+    written = ["--json", str(folder / "found.json"), *VERBS_OF_A_TEXT[verb]]
+    assert main([verb, str(folder), typed, "--chat", *written]) == 0
+    found = json.loads((folder / "found.json").read_text())
+    assert _read_in(found) == gf.run(model, gf.chat(model, TALKS[0])).tokens
+    assert verb == "explain" or found["given"]["chat"] is True
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["route", "--pairs", "pairs.csv"], "--chat belongs to a text"),
+        (["trace", "--pairs", "pairs.csv"], "--chat belongs to a text"),
+        (["lens", "--train", "lens.safetensors"], "--chat is how a text is read"),
+        (["behaviour", "--habits", "short-circuit"], "--chat is how a text is read"),
+    ],
+)
+def test_a_conversation_without_a_text_is_refused(words: list[str], message: str, capsys) -> None:
+    assert main([words[0], "attn-only-2l", *words[1:], "--chat"]) == 2
+    assert message in capsys.readouterr().err

@@ -24,9 +24,8 @@ from glassformer.arguments import checked
 from glassformer.data import Marks
 from glassformer.data.tokenizer import Specials
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
-from glassformer.figures import viewers
 from glassformer.files import json_text, tensors_in, write
-from glassformer.labelled import Coordinate, Labelled, RowLabels
+from glassformer.labelled import Coordinate, Labelled, RowLabels, Viewed
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_computed, require_gradients
 from glassformer.models.padding import Padding
@@ -36,15 +35,17 @@ from glassformer.numerics.indices import one
 from glassformer.numerics.precision import without_autocast
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, SiteTable, Tape, in_layers, parts_of
-from glassformer.words import Language, speaking
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run(Mapping[str, Labelled]):
+class Run(Viewed, Mapping[str, Labelled]):
     """What one forward pass left behind: a mapping from site name to labelled tensor, plus tokens and logits.
+
+    Its page (`show`, `html`) has what every head looks at, of the patterns that were read and of the first prompt:
+    `run.prompt(1).html(path)` is of another.
 
     Args:
         sites: Everything that was read.
@@ -406,34 +407,6 @@ class Run(Mapping[str, Labelled]):
         trained = None if self.bound is None else self.bound.trained_length
         panels = [figures.Panel(name, self[name], trained_length=trained) for name in names]
         return figures.draw(panels, overview=not sites, notes=[str(note) for note in self.notes if note.meaning])
-
-    @checked
-    def show(self, lang: Language = "en") -> None:
-        """Display what every head looks at: a page in a notebook, elsewhere a table; raises as `html`.
-
-        Args:
-            lang: Language of what is shown: `en`, `zh`.
-        """
-        with speaking(lang):
-            viewers.viewer().show(self)
-
-    @checked
-    def html(self, path: str | Path, lang: Language = "en") -> Path:
-        """Write a page of the patterns that were read, whole or not at all; it opens in any browser and loads nothing.
-
-        Of several prompts it is the first: `run.prompt(1).html(path)` is of another.
-
-        Args:
-            path: File to write.
-            lang: Language of the page: `en`, `zh`.
-
-        Raises:
-            SiteNotRead: No pattern was read.
-            ShapeMismatch: No layer of the model attends by a pattern.
-            SaveError: The file cannot be written.
-        """
-        with speaking(lang):
-            return write(path, viewers.viewer().page(self))
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -199,17 +199,28 @@ def gguf_of(folder: Path) -> Path | None:
     Raises:
         CheckpointError: There are several models.
     """
-    found = sorted(path for path in folder.glob(f"*{GGUF}") if path.is_file())
+    found = sorted(path.name for path in folder.glob(f"*{GGUF}") if path.is_file())
     if not found or any(folder.glob("*.safetensors")):
         return None
-    shards = {path: _SHARD.fullmatch(path.name) for path in found}
-    models = {(match[1], match[3]) if (match := shards[path]) else path.name: path for path in reversed(found)}
-    if len(models) > 1:
-        names = ", ".join(path.name for path in found[:4])
+    if len(gguf_models(found)) > 1:
+        names = ", ".join(found[:4])
         raise CheckpointError(
             f'"{folder}" holds several models ({names}{", …" if found[4:] else ""}); give the file that is meant.'
         )
-    return found[0]
+    return folder / found[0]
+
+
+def gguf_models(names: Iterable[str]) -> list[list[str]]:
+    """Return the GGUF files among some in one folder, those together that hold one model, in order.
+
+    Args:
+        names: Names of files; those with a folder's before them lie elsewhere.
+    """
+    models = dict[tuple[str, ...], list[str]]()
+    for name in sorted(name for name in names if name.endswith(GGUF) and "/" not in name):
+        shard = _SHARD.fullmatch(name)
+        models.setdefault((shard[1], shard[3]) if shard else (name,), []).append(name)
+    return list(models.values())
 
 
 def rounding_notes(n_stored: Mapping[str, int]) -> tuple[ModelNote, ...]:

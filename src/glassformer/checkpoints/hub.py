@@ -1,10 +1,14 @@
 """Checkpoints of the Hugging Face hub: an id becomes a folder in the hub's cache."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from glassformer.errors import CheckpointError, UnknownModel
+from glassformer.checkpoints.gguf import gguf_models
+from glassformer.errors import CheckpointError, UnknownModel, nearest
+from glassformer.files.packaged import CONFIG
 
 # what a model is read from; nothing that could be run is fetched
 _WEIGHTS = ("*.safetensors",)
@@ -13,26 +17,81 @@ _UNWANTED = ("*/*", "consolidated*", "*.bin", "*.py")
 
 
 def is_id(name: str) -> bool:
-    """Whether a name has the form of a hub id, `owner/model`."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
+    """Whether a name has the form of a hub id, `owner/model`, or of one GGUF file there, `owner/model:FILE.gguf`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.+-]+\.gguf)?", name) is not None
 
 
 def download(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """Return the folder of a hub model in the local cache, fetching what is missing.
+    """Return the folder of a hub model in the local cache, or a GGUF file there, fetching what is missing.
 
     Files that came whole are not fetched again; a token comes from `huggingface-cli login` or HF_TOKEN, and with
-    HF_HUB_OFFLINE=1 only the cache is asked.
+    HF_HUB_OFFLINE=1 only the cache is asked. Of a repository without safetensors its GGUF file is fetched, all parts of
+    it; it says of itself what others have a config for.
 
     Args:
-        name: `owner/model`.
+        name: `owner/model`, or `owner/model:FILE.gguf` where several GGUF files lie there.
         revision: Branch, tag or commit; the main branch by default.
         weights: Whether the weights are wanted too, or only what describes them.
 
     Raises:
-        UnknownModel: The hub has no such model or revision, or does not show it to you.
-        CheckpointError: The hub cannot be reached and the cache does not hold it.
+        UnknownModel: The hub has no such model, revision or file, or does not show it to you.
+        CheckpointError: The hub cannot be reached and the cache does not hold it, or it has several GGUF models.
     """
     from huggingface_hub import snapshot_download
+
+    repository, _, file = name.partition(":")
+    asked = f'"{name}"' + (f" at revision {revision}" if revision else "")
+
+    def fetched(wanted: Sequence[str]) -> Path:
+        with _told(asked):
+            return Path(
+                snapshot_download(
+                    repository, revision=revision, allow_patterns=list(wanted), ignore_patterns=list(_UNWANTED)
+                )
+            )
+
+    folder = fetched([*_WANTED, *(_WEIGHTS if weights and not file else ())])
+    described = any(folder.glob("*.safetensors")) or (not weights and (folder / CONFIG).exists())
+    if not file and described:
+        return folder
+    models = gguf_models(_names(repository, revision, folder, asked))
+    if not file and not models:
+        return folder
+    if not file and len(models) > 1:
+        names = ", ".join(parts[0] for parts in models)
+        raise CheckpointError(
+            f"{asked} holds several GGUF models: {names}.\n    Name one of them: {repository}:{models[0][0]}"
+        )
+    parts = next((parts for parts in models if file in parts), ()) if file else models[0]
+    if not parts:
+        known = [name for several in models for name in several]
+        raise UnknownModel(
+            f"{asked}: there is no such file.{nearest(file, known)} GGUF files there: {', '.join(known) or 'none'}."
+        )
+    return fetched(parts) / parts[0]
+
+
+def _names(repository: str, revision: str | None, folder: Path, asked: str) -> list[str]:
+    """Return the names of files in a repository; where the hub cannot be asked, those in the cache."""
+    from huggingface_hub import HfApi
+
+    try:
+        with _told(asked):
+            return HfApi().list_repo_files(repository, revision=revision)
+    except CheckpointError:
+        cached = [path.name for path in folder.glob("*")]
+        if not gguf_models(cached):
+            raise
+        return cached
+
+
+@contextlib.contextmanager
+def _told(asked: str) -> Iterator[None]:
+    """Say in our words what the hub's client refuses.
+
+    Args:
+        asked: What was asked for, for messages.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -42,10 +101,8 @@ def download(name: str, revision: str | None = None, *, weights: bool = True) ->
         RevisionNotFoundError,
     )
 
-    wanted = [*_WANTED, *(_WEIGHTS if weights else ())]
-    asked = f'"{name}"' + (f" at revision {revision}" if revision else "")
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)))
+        yield
     except GatedRepoError as error:
         raise UnknownModel(
             f"{asked} is gated: accept its terms on its page, then log in (hf auth login) or set HF_TOKEN."
@@ -82,7 +139,8 @@ def is_cached(name: str) -> bool:
     """Whether the hub's cache on this machine has some of a model."""
     from huggingface_hub import constants
 
-    return os.path.isdir(os.path.join(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}"))
+    repository = name.partition(":")[0]
+    return os.path.isdir(os.path.join(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}"))
 
 
 def _status(error: BaseException | None) -> int | None:

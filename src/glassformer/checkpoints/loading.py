@@ -41,7 +41,7 @@ def load(
     meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
 
     Args:
-        name: Name, folder, `.gguf` file, or `owner/model`.
+        name: Name, folder, `.gguf` file, or `owner/model`; `owner/model:FILE.gguf` where several such files lie there.
         dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
             short to be small, come as float32. As `torch.bfloat16` or by name, `"bfloat16"`.
         device: Where to: a device by its name, or `"auto"`, this machine's accelerator if it has one and the CPU

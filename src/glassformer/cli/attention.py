@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import ModelName, Opening, Output, Target, Text
+from glassformer.cli.options import ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver, finish
 from glassformer.config import require
 
@@ -21,7 +21,7 @@ def attention(
     key: int | None = None,
     top: int = 12,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """What every head of a model looks at in a text; of any model, an encoder without a head for its vocabulary too.
@@ -57,10 +57,12 @@ def attention(
     assert text is not None
     check(output)
     loaded = model_of(model, opening)
+    given = prompt_of(loaded, text, opening.chat)
     if head is not None:
-        _one_head(loaded, text, target, head, query, key, top, output)
+        asked = {"text": text, "chat": opening.chat or None, "target": target}
+        _one_head(loaded, given, target, head, query, key, top, asked, output)
         return
-    run = analysis.run(loaded, prompt_of(loaded, text), target, read=pattern_sites(loaded))
+    run = analysis.run(loaded, given, target, read=pattern_sites(loaded))
     found, read = attention_of(run), tokens_of(run)
     finish(
         [TokensRead(read.rows, marks=read.marks).shown(), "", most_seen(found)],
@@ -70,8 +72,8 @@ def attention(
 
 
 def _one_head(
-    model: "ModelLike", text: str, target: str | None, head: str, query: int | None, key: int | None, top: int,
-    output: Output,
+    model: "ModelLike", given: Any, target: str | None, head: str, query: int | None, key: int | None, top: int,
+    asked: dict[str, Any], output: Output,
 ) -> None:  # fmt: skip
     """Say why a head looks from one query at one key."""
     from glassformer import analysis
@@ -84,7 +86,7 @@ def _one_head(
     known, path = model.sites(), {one.label: one.path for one in heads(model)}.get(head)
     sites = {name: f"{head}.{name}" for name in ("scores_raw", "scores", "pattern") if f"{path}.{name}" in known}
     read_of_it = card_of(score_paths).reads(model, head=head)
-    run = analysis.run(model, prompt_of(model, text), target, read=[*read_of_it, *sites.values()])
+    run = analysis.run(model, given, target, read=[*read_of_it, *sites.values()])
     query = -1 if query is None else query
     # of every key, for what is refused of the head to come first
     found = score_paths(run, head=head, query=query)
@@ -94,7 +96,7 @@ def _one_head(
     seen = rows["scores"].isfinite()[..., key].all()
     require(bool(seen), f"{head} sees no key {key} from query {query}: it is masked. {_seen(rows['scores'])}")
     found = score_paths(run, head=head, query=query, key=key)
-    asked = {"text": text, "target": target, "head": head, "query": query, "key": key}
+    asked = asked | {"head": head, "query": query, "key": key}
     read = tokens_of(run)
     scores = rows["scores_raw" if "scores_raw" in rows else "scores"][..., key]
     shown = [read.shown(), _heading(run, head, (query, key), scores, rows["pattern"][key]), "", largest(found, top)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
+from glassformer.cli.options import Columns, Fitting, ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -35,7 +35,7 @@ def attribute(
     layers: bool = False,
     top: int = 12,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """Attribute a next token: to the parts that write its logit (direct, sources, neurons), or to the tokens read.
@@ -69,7 +69,16 @@ def attribute(
     from glassformer.config import require
 
     require(method is None or bool(method), "--method needs at least one method.")
-    one_source(text, pairs, columns, answer=answer, against=against, target=target, position=position)
+    one_source(
+        text,
+        pairs,
+        columns,
+        answer=answer,
+        against=against,
+        target=target,
+        position=position,
+        chat=opening.chat or None,
+    )
     check(output)
     loaded = model_of(model, opening)
     if pairs is not None:
@@ -77,7 +86,7 @@ def attribute(
         _over_pairs(loaded, pairs, pairs_in(pairs, columns), fitting, norm, top, output)
         return
     assert text is not None, "one of the two was given"
-    given = prompt_of(loaded, text)
+    given = prompt_of(loaded, text, opening.chat)
     given_target = None if target is None else prompt_of(loaded, target)
     ids = [None if token is None else token_of(loaded, token) for token in (answer, against)]
     methods = tuple(dict.fromkeys(method or ("direct", "integrated")))
@@ -96,7 +105,7 @@ def attribute(
     read = tokens_of(run)
     shown = [read.shown(), _heading(run, place, chosen, ids[1])]
     shown += [part for result in found for part in ("", _view(result, place, top))]
-    asked = {"text": text, "target": target, "position": place, "method": list(methods)}
+    asked = {"text": text, "chat": opening.chat or None, "target": target, "position": place, "method": list(methods)}
     words = {name: None if id is None else _name(loaded, id) for name, id in zip(("answer", "against"), ids)}
     deliver("attribute", loaded, asked | words, found, output, read, shown=shown)
 

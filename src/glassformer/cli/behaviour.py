@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import ModelName, Opening, Output, Target, Text
+from glassformer.cli.options import ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.tokens_read import TokensRead, tokens_of
@@ -34,7 +34,7 @@ def behaviour(
     length: int | None = None,
     top: int = 8,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """Known habits of a model: whether it rests on the first token, what its last layers hold down, how far it looks.
@@ -69,6 +69,7 @@ def behaviour(
     of_text: list[Habit] = [habit for habit in asked if habit != "short-circuit"]
     require(text is not None or not of_text, f"{', '.join(of_text)}: give a text; short-circuit alone reads none.")
     require(text is None or bool(of_text), "short-circuit reads what its run planted: leave the text out.")
+    require(text is not None or not opening.chat, "--chat is how a text is read: give one.")
     told = {"--other": other, "--word": word}
     missing = [flag for flag, value in told.items() if (value is None) == ("meaning-shift" in asked)]
     require(not missing, f"{' and '.join(missing)}: meaning-shift takes both, and is what they are for.")
@@ -76,11 +77,13 @@ def behaviour(
     require(target is None or not without, f"--target is not for {', '.join(without)}: name other --habits.")
     check(output)
     loaded = model_of(model, opening)
-    given = {"text": text, "target": target, "other": other, "word": word, "habits": list(asked)}
+    given = {"text": text, "chat": opening.chat or None, "target": target, "other": other, "word": word}
+    given |= {"habits": list(asked)}
     read, found = None, list[Any]()
     if text is not None:
-        first = prompt_of(loaded, text)
-        second, after = (None if words is None else prompt_of(loaded, words) for words in (other, target))
+        first = prompt_of(loaded, text, opening.chat)
+        second = None if other is None else prompt_of(loaded, other, opening.chat)
+        after = None if target is None else prompt_of(loaded, target)
         read = _read(loaded, first, second, after)
         options = {"last": last, "sink": sink, "recent": recent, "length": length, "word": word}
         found = [_of_text(loaded, habit, first, second, after, options) for habit in of_text]

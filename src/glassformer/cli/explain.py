@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Opening, Output, Target, Text
+from glassformer.cli.options import Output, Reading, Target, Text
 from glassformer.cli.output import check, finish
 
 EXAMPLES = {
@@ -33,10 +33,9 @@ def explain(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    chat: bool = False,
     all: bool = False,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
@@ -60,7 +59,6 @@ def explain(
         top_k: Sampling: keep this many tokens.
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
         seed: Sampling: seed of the draw.
-        chat: Read the text as what a user says, by the model's chat template.
         all: Print everything that was found.
     """
     from glassformer import analysis
@@ -75,8 +73,8 @@ def explain(
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = model_of(model, opening)
     given: str | list[int] = EXAMPLES.get(loaded.name, PYTHON)
-    if text is not None or chat:
-        given = prompt_of(loaded, given if text is None else text, chat)
+    if text is not None or opening.chat:
+        given = prompt_of(loaded, given if text is None else text, opening.chat)
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )

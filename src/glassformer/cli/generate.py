@@ -10,7 +10,7 @@ import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.edits import edits_of
-from glassformer.cli.options import ModelName, Opening, Output
+from glassformer.cli.options import ModelName, Output, Reading
 from glassformer.cli.output import check, deliver
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.config import require
@@ -43,15 +43,14 @@ def generate(
     ablate: tuple[str, ...] = (),
     steer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[SITE=FILE:NAME*FACTOR ...]")] = (),
     read: tuple[str, ...] = (),
-    chat: bool = False,
     json: Path | None = None,
     *,
-    opening: Opening,
+    opening: Reading,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
     What --ablate and --steer change, they change in the text and in every token behind it; the command sites lists
-    where they can.
+    where they can. With --chat the answer alone is printed.
 
     Examples:
         glassformer generate gpt-4l "def main(" --temperature 0.8 --top-p 0.95 --seed 1
@@ -76,7 +75,6 @@ def generate(
         steer: Vectors, from safetensors files, that are added at a site; a factor of 1 and the name of a file's only
             tensor may be left out.
         read: Sites, or heads' (L1H6.pattern), that are recorded in --json.
-        chat: Read the text as what a user says, by the model's chat template, and print the answer alone.
         json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
             printed when it is whole.
     """
@@ -93,7 +91,7 @@ def generate(
     output = Output(json=json)
     check(output)
     loaded = model_of(model, opening)
-    given, tokenizer = prompt_of(loaded, text, chat), loaded.tokenizer
+    given, tokenizer = prompt_of(loaded, text, opening.chat), loaded.tokenizer
     if temperature is None:
         temperature = 0.0 if loaded.reads_pairs else 1.0
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
@@ -112,12 +110,12 @@ def generate(
     asked = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
     asked |= {"temperature": None if beams is not None else temperature}
     asked |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
-    asked |= {"chat": chat or None}
+    asked |= {"chat": opening.chat or None}
     with contextlib.redirect_stdout(sys.stderr):
         deliver("generate", loaded, asked, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs
     tell(reading)
-    if not loaded.reads_pairs and not chat:
+    if not loaded.reads_pairs and not opening.chat:
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
     later: dict[Note, None] = {}
     new = (id for id in _noting(drawn, later) if id not in stops)

@@ -30,8 +30,8 @@ BEFORE = (
     "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
 )  # fmt: skip
 BEHIND = (
-    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "dry_run", "save_to",
-    "lang", "html", "json",
+    "top", "seed", "chat", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "dry_run",
+    "save_to", "lang", "html", "json",
 )  # fmt: skip
 
 

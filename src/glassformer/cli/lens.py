@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
+from glassformer.cli.options import Columns, Fitting, ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -33,7 +33,7 @@ def lens(
     top: int = 3,
     seed: int = 0,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """Logit lens: read the stream at every depth and position as if the model ended there; tuned lens with --tuned.
@@ -70,15 +70,16 @@ def lens(
     from glassformer.words import spoken
 
     require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
+    require(text is not None or pairs is not None or not opening.chat, "--chat is how a text is read: give one.")
     if pairs is not None or columns:
-        one_source(text, pairs, columns, answer=answer, target=target, position=position)
+        one_source(text, pairs, columns, answer=answer, target=target, position=position, chat=opening.chat or None)
     _check_translators(tuned, train, data)
     check(output, train=train)
     loaded = model_of(model, opening)
     found, printed, read = list[Any](), list[Any](), None
     translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it
-    run = None if text is None else _run(loaded, text, target)
+    run = None if text is None else _run(loaded, prompt_of(loaded, text, opening.chat), target)
     place = None if run is None else position_in(run, position)
     followed = None if answer is None else token_of(loaded, answer)
     if train is not None:
@@ -94,7 +95,13 @@ def lens(
         shown, read = _over_pairs(loaded, pairs_in(pairs, columns), fitting, translators)
         printed += [read.shown(), answers_by_depth(shown)]
         found.append(shown)
-    asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None}
+    asked = {
+        "text": text,
+        "chat": opening.chat or None,
+        "target": target,
+        "answer": answer,
+        "tuned": translators is not None,
+    }
     asked |= {"pairs": None if pairs is None else str(pairs), "seed": None if train is None else seed}
     deliver("lens", loaded, asked, found, output, read, shown=printed)
 
@@ -116,11 +123,11 @@ def _over_pairs(model: "ModelLike", pairs: Any, fitting: bool, translators: Any)
     return analysis.lens.lens_grid(run, answer=answers, positions=places, translators=translators), tokens_of(run)
 
 
-def _run(model: "ModelLike", text: str, target: str | None) -> Any:
+def _run(model: "ModelLike", given: Any, target: str | None) -> Any:
     from glassformer import analysis
 
     given_target = None if target is None else prompt_of(model, target)
-    return analysis.run(model, prompt_of(model, text), given_target, read=[analysis.lens.lens_grid])
+    return analysis.run(model, given, given_target, read=[analysis.lens.lens_grid])
 
 
 def _trained(model: "ModelLike", name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:

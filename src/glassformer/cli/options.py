@@ -82,6 +82,17 @@ class Opening(Placement):
 
 
 @dataclass(frozen=True)
+class Reading(Opening):
+    """The same of a verb that reads one text.
+
+    Args:
+        chat: Read the text as what a user says, by the model's chat template.
+    """
+
+    chat: bool = False
+
+
+@dataclass(frozen=True)
 class Speech:
     """In which language people read results; every verb has it.
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
+from glassformer.cli.options import Columns, Fitting, ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -24,7 +24,7 @@ def route(
     columns: Columns = (),
     top: int = 12,
     *,
-    opening: Opening,
+    opening: Reading,
     output: Output,
 ) -> None:
     """Information-flow routes: the edges between tokens, heads and MLPs through which a prediction's content arrived.
@@ -52,7 +52,7 @@ def route(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    one_source(text, pairs, columns, target=target, stack=stack)
+    one_source(text, pairs, columns, target=target, stack=stack, chat=opening.chat or None)
     check(output)
     loaded = model_of(model, opening)
     if pairs is not None:
@@ -65,7 +65,7 @@ def route(
         deliver("route", loaded, told, [averaged], output, read, shown=[read.shown(), largest(averaged, top)])
         return
     assert text is not None, "one of the two was given"
-    given = prompt_of(loaded, text)
+    given = prompt_of(loaded, text, opening.chat)
     given_target = None if target is None else prompt_of(loaded, target)
     # of an encoder-decoder, whole routes lead through both stacks: that is what naming none means
     side = "encoder" if stack == "encoder" else None
@@ -74,5 +74,11 @@ def route(
         positions = (asked_position(loaded, run.ids[0]),)
     found = analysis.token_flow.information_flow_routes(run, positions=positions, threshold=threshold, stack=side)
     read = tokens_of(run)
-    asked = {"text": text, "target": target, "positions": list(positions), "threshold": threshold}
+    asked = {
+        "text": text,
+        "chat": opening.chat or None,
+        "target": target,
+        "positions": list(positions),
+        "threshold": threshold,
+    }
     deliver("route", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top)])

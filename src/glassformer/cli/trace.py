@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import Columns, Fitting, LongOutput, ModelName, Opening, Text
+from glassformer.cli.options import Columns, Fitting, LongOutput, ModelName, Reading, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, one_source, pairs_in, usable
@@ -38,7 +38,7 @@ def trace(
     save_to: Path | None = None,
     seed: int = 0,
     *,
-    opening: Opening,
+    opening: Reading,
     output: LongOutput,
 ) -> None:
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
@@ -71,7 +71,7 @@ def trace(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    one_source(text, pairs, columns)
+    one_source(text, pairs, columns, chat=opening.chat or None)
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)
     loaded = model_of(model, opening)
@@ -87,7 +87,7 @@ def trace(
         require(
             (subject is None) != (not positions), "say what gets noise: --subject WORDS or --positions, one of them."
         )
-        given = prompt_of(loaded, text)
+        given = prompt_of(loaded, text, opening.chat)
         given_target = _target(loaded, target)
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
         read = tokens_of(prepare(loaded, given, given_target))
@@ -96,7 +96,13 @@ def trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
+    asked = {
+        "text": text,
+        "chat": opening.chat or None,
+        "target": target,
+        "subject": subject,
+        "positions": list(positions) or None,
+    } | options
     deliver(
         "trace", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top), read.further(found)]
     )

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from glassformer import figures, files
-from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
 from glassformer.figures import viewers
 from glassformer.files import json_text
 from glassformer.labelled.tensor import Labelled, numbers
+from glassformer.labelled.viewed import Viewed
 from glassformer.provenance import Bound, Note, Provenance, distinct
-from glassformer.words import Language, speaking
 
 # numbers that say how far others can be trusted, or what they are compared with
 _ASIDE = re.compile("spread|error|gap|unexplained|clean|corrupt|undefined|baseline")
@@ -29,7 +28,7 @@ _ASIDE = re.compile("spread|error|gap|unexplained|clean|corrupt|undefined|baseli
 OF_A_WHOLE = frozenset(("carried", "recovered", "fraction", "share"))
 
 
-class Result:
+class Result(Viewed):
     """Base of what an analysis returns: a frozen dataclass of labelled tensors, numbers and strings.
 
     A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`), prints as a short summary, and can be looked at:
@@ -182,31 +181,6 @@ class Result:
             values = Labelled(torch.tensor(list(numbers.values())), ("number",), {"number": list(numbers)})
             panels.append(figures.Panel("numbers" if panels else "", values))
         return panels + nested
-
-    @checked
-    def show(self, lang: Language = "en") -> None:
-        """Display the result: its page in a notebook, elsewhere tables on the terminal, as the command line prints.
-
-        Args:
-            lang: Language of what is shown: `en`, `zh`.
-        """
-        with speaking(lang):
-            viewers.viewer().show(self)
-
-    @checked
-    def html(self, path: str | Path, lang: Language = "en") -> Path:
-        """Write the result as a page that opens in any browser and loads nothing, whole or not at all.
-
-        Args:
-            path: File to write.
-            lang: Language of the page: `en`, `zh`. The document it carries is English.
-
-        Raises:
-            WrongArgument: There are no words in a language.
-            SaveError: The file cannot be written.
-        """
-        with speaking(lang):
-            return files.write(path, viewers.viewer().page(self))
 
     def _repr_html_(self) -> str:
         return viewers.viewer().summary(self)

@@ -9,7 +9,7 @@ from glassformer.models.reading import tokenizer_for
 
 
 @checked
-def chat(model: ModelLike, messages: Any, *, add_generation_prompt: bool = True) -> list[int]:
+def chat(model: ModelLike, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
     """Token ids of a conversation, as the model's chat template writes it.
 
     They are what `run`, `generate`, `explain` and whatever else reads a text take. Names of special tokens stand for
@@ -18,10 +18,13 @@ def chat(model: ModelLike, messages: Any, *, add_generation_prompt: bool = True)
     Args:
         model: A model whose folder brought a chat template; of an encoder-decoder, the conversation is its source.
         messages: A list of messages, each with a `role` and its `content`, and what else the template reads.
+        tools: Functions that the model may call: a list of JSON schemas, as its template reads them. What an answer
+            says of them is text; nothing is called.
         add_generation_prompt: End with what an answer begins with; without, with the end of the last message.
 
     Raises:
-        TextError: The model has no tokenizer or no template, or the template refuses these messages.
+        TextError: The model has no tokenizer or no template, or the template refuses these messages, or it reads no
+            tools and some are given.
         MissingExtra: jinja2 is not installed.
 
     Example:
@@ -37,5 +40,5 @@ def chat(model: ModelLike, messages: Any, *, add_generation_prompt: bool = True)
             "this model has no chat template: its folder has no chat_template.jinja, and tokenizer_config.json no "
             'chat_template.\n    Write the conversation as its model card does, and read it with specials="in-text".'
         )
-    text = tokenizer.chat.render(messages, add_generation_prompt=add_generation_prompt)
+    text = tokenizer.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     return tokenizer.adding("in-text").read(text, model=model.name)

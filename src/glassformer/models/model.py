@@ -1,7 +1,7 @@
 """Model: what decoders, encoders and encoder-decoders share, and what an analysis may ask of any of them."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -24,9 +24,17 @@ from glassformer.models.sub_layer import SubLayer
 from glassformer.provenance import ModelNote
 from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
+from glassformer.words import Sentence, sentence
 
 # what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it
 LogitsOf = Literal["next_token", "token", "text_class", "token_class"]
+# what a model answers at a position, in words for readers
+ANSWERS: Mapping[LogitsOf, Sentence] = {
+    "next_token": sentence("Next token"),
+    "token": sentence("The token there"),
+    "text_class": sentence("Class of the text"),
+    "token_class": sentence("Class of this token"),
+}
 
 
 class ModelConfig(Config, family=True):

@@ -18,12 +18,14 @@ import glassformer as gf
 from glassformer.analysis.cards import cards
 from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.cli import main
+from glassformer.cli.options import Placement
 from glassformer.errors import GlassformerError
 from glassformer.labelled import Result
 from glassformer.render.terminal import lines
 from glassformer.testing.calls import right_call
 from glassformer.testing.models import Subject, subject
 from one_pass import in_one_pass
+from verbs import taking
 
 # how results say that something was found, whatever found it
 CLAIMS = re.compile(
@@ -101,11 +103,19 @@ def test_of_shuffled_weights_no_analysis_states_a_finding(name: str) -> None:
 
 
 TEXT = "def read(path, mode):\n    return open(path, mode)"
+# what is asked of each verb that opens a model
 VERBS = {
     "patch": ["--n", "8"], "paths": ["--n", "8"], "edges": ["--n", "8", "--verify", "2"],
     "prune": ["--n", "4", "--threshold", "0.5"], "circuits": [], "explain": [TEXT],
-    "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT],
+    "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT], "attention": [TEXT],
+    "trace": [TEXT, "--subject", "path", "--samples", "4"],
 }  # fmt: skip
+# verbs of a model that have nothing to state as found of its weights, and what they give instead
+STATES_NOTHING = {"generate": "a text"}
+
+
+def test_every_command_that_computes_with_a_model_is_asked_or_known_to_state_nothing() -> None:
+    assert set(taking(Placement)) == VERBS.keys() | STATES_NOTHING.keys()
 
 
 def _said(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, Any]:

@@ -219,31 +219,14 @@ def acdc(
     """
     runs = _prepared(model, pairs, metric, split_embedding)
     divergence = metric is None
-    if compare and runs.batch < 2:
-        raise AnalysisUnavailable("acdc: compare=True prunes for each half of the prompts, and there is one prompt.")
+    _require_halves(runs, compare, "acdc")
     told = {"threshold": threshold, "absolute": absolute, "candidates": candidates}
     saved = _Decisions(None if save_to is None else Path(save_to), runs, pairs, told)
     found = _prune(runs, divergence, threshold, absolute, candidates, report, saved.of("whole"))
     if not compare:
         return found
-    rows = torch.arange(runs.batch)
-    halves = [
-        _prune(runs, divergence, threshold, absolute, candidates, None, saved.of(f"half {i}"), half)
-        for i, half in enumerate((rows[::2], rows[1::2]))
-    ]
     other = _prepared(drawn_anew(model), pairs, metric, split_embedding)
-    full, empty = _ends(other, divergence)
-    share = threshold * abs((empty - full) / found.gap) if found.gap else threshold
-    drawn = _prune(other, divergence, share, absolute, candidates, None, saved.of("drawn anew"))
-    return found.replace(
-        compared=Compared(
-            overlap=_overlap(*(half.in_circuit.values for half in halves)),
-            halves=(len(halves[0].edges), len(halves[1].edges)),
-            drawn_edges=len(drawn.edges),
-            drawn_faithfulness=drawn.faithfulness,
-            passes=sum(one.passes for one in (*halves, drawn)),
-        )
-    )
+    return found.replace(compared=_compared(found, runs, other, divergence, candidates, saved))
 
 
 @question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
@@ -255,6 +238,8 @@ def acdc_curve(
     thresholds: Sequence[float],
     absolute: bool = False,
     candidates: int | None = None,
+    split_embedding: bool = False,
+    compare: bool = False,
     report: Report = None,
 ) -> AcdcCurve:
     """Find a circuit for each of several thresholds; errors as in `acdc`.
@@ -265,12 +250,21 @@ def acdc_curve(
         thresholds: By how much the cost may rise per edge, a circuit for each.
         absolute: Count a falling cost like a rising one, as in `acdc`.
         candidates: Keep only so many edges to begin with, as in `acdc`.
+        split_embedding: Let token and position vectors be two senders, as in `circuit_graph`.
+        compare: Say of each circuit how far it can be trusted, as in `acdc`: three further searches per threshold.
     """
-    runs = _prepared(model, pairs, metric)
+    runs, divergence = _prepared(model, pairs, metric, split_embedding), metric is None
+    _require_halves(runs, compare, "acdc_curve")
+    # one model of weights drawn anew for all thresholds
+    other = _prepared(drawn_anew(model), pairs, metric, split_embedding) if compare else None
     found: list[Acdc] = []
-    kept = _Decisions(None, runs, pairs, {}).of("whole")
+    # candidates are the same at every threshold
+    unsaved = _Decisions(None, runs, pairs, {})
     for done, threshold in enumerate(thresholds):
-        found.append(_prune(runs, metric is None, threshold, absolute, candidates, None, kept))
+        circuit = _prune(runs, divergence, threshold, absolute, candidates, None, unsaved.of("whole"))
+        if other is not None:
+            circuit = circuit.replace(compared=_compared(circuit, runs, other, divergence, candidates, unsaved))
+        found.append(circuit)
         if report is not None:
             report(done + 1, len(thresholds))
     over = (("threshold",), {"threshold": [float(threshold) for threshold in thresholds]})
@@ -278,6 +272,47 @@ def acdc_curve(
         Labelled(torch.tensor([len(circuit.edges) for circuit in found]), *over),
         Labelled(torch.tensor([circuit.faithfulness for circuit in found], dtype=torch.float64), *over),
         tuple(found),
+    )
+
+
+def _require_halves(runs: CircuitRuns, compare: bool, name: str) -> None:
+    """Raise `AnalysisUnavailable` if halves of one prompt are asked for."""
+    if compare and runs.batch < 2:
+        raise AnalysisUnavailable(f"{name}: compare=True prunes for each half of the prompts, and there is one prompt.")
+
+
+def _compared(
+    found: Acdc,
+    runs: CircuitRuns,
+    drawn_runs: CircuitRuns,
+    divergence: bool,
+    candidates: int | None,
+    saved: "_Decisions",
+) -> Compared:
+    """Return what stands beside a circuit.
+
+    Args:
+        found: The circuit.
+        runs: What it was found in.
+        drawn_runs: The same of the model with weights drawn anew.
+        divergence: Whether the cost is a KL divergence.
+        candidates: Edges kept to begin with.
+        saved: Where decisions of the further searches go.
+    """
+    rows = torch.arange(runs.batch)
+    halves = [
+        _prune(runs, divergence, found.threshold, found.absolute, candidates, None, saved.of(f"half {i}"), half)
+        for i, half in enumerate((rows[::2], rows[1::2]))
+    ]
+    full, empty = _ends(drawn_runs, divergence)
+    share = found.threshold * abs((empty - full) / found.gap) if found.gap else found.threshold
+    drawn = _prune(drawn_runs, divergence, share, found.absolute, candidates, None, saved.of("drawn anew"))
+    return Compared(
+        overlap=_overlap(*(half.in_circuit.values for half in halves)),
+        halves=(len(halves[0].edges), len(halves[1].edges)),
+        drawn_edges=len(drawn.edges),
+        drawn_faithfulness=drawn.faithfulness,
+        passes=sum(one.passes for one in (*halves, drawn)),
     )
 
 

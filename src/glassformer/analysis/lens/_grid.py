@@ -25,6 +25,7 @@ from glassformer.arguments import Count, Several
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.models.model import ANSWERS, LogitsOf
 from glassformer.models.readable import readable_outputs
 from glassformer.numerics.distributions import entropy_bits, kl_bits, rank
 
@@ -37,7 +38,7 @@ Translate = Callable[[str, Float[Tensor, "n d_model"]], Float[Tensor, "n d_model
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LensGrid(Result):
-    """Next-token distributions at every site, row and position, as far as they were asked for.
+    """What the model would answer at every site, row and position, as far as that was asked for.
 
     Args:
         top: Ids of the likeliest tokens, likeliest first, `site batch pos k`.
@@ -52,6 +53,8 @@ class LensGrid(Result):
         sites: The places of the stream, in the order of the forward pass.
         tuned: Whether streams went through translators first.
         words: Text of every id among `top`.
+        logits_of: What the distributions are of: `next_token`, the `token` at the position itself (encoders), or a
+            class of it (`token_class`) or of the text (`text_class`).
     """
 
     HEADLINE = ("probability", "entropy_bits", "kl_bits")
@@ -68,6 +71,7 @@ class LensGrid(Result):
     sites: tuple[str, ...]
     tuned: bool = False
     words: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    logits_of: LogitsOf = "next_token"
 
     def panels(self, *names: str) -> list[figures.Panel]:
         """Panels that `plot` draws; by default maps over sites and positions, of each row of the batch by itself."""
@@ -82,7 +86,7 @@ class LensGrid(Result):
         ]
 
     def _title(self) -> str:
-        return "Tuned lens" if self.tuned else "Logit lens"
+        return f"{'Tuned' if self.tuned else 'Logit'} lens: {ANSWERS[self.logits_of]}"
 
 
 def _wanted(model: ModelLike, sites: Sequence[str] | None = None, translators: TunedLens | None = None) -> list[str]:
@@ -174,6 +178,7 @@ def lens_grid(
         sites=tuple(names),
         tuned=translators is not None,
         words=_words(model, grid("top", "k")),
+        logits_of=model.logits_of or "next_token",
     )
 
 

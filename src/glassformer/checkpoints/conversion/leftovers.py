@@ -81,7 +81,7 @@ def _of_ours(path: Path) -> Leftovers:
 def _copies(checkpoint: Checkpoint, family: Family) -> dict[str, list[str]]:
     """Return for tensors of the table those in the files that hold the same numbers once more."""
     used, found = set(checkpoint.stored.values()), dict[str, list[str]]()
-    for copy, of in family.copies.items():
+    for copy, of in family.copied(checkpoint.stored).items():
         ways = {copy, *(way for prefix in family.prefixes for way in (prefix + copy, copy.removeprefix(prefix)))}
         for name in sorted(ways):
             if name in checkpoint.files and name not in used and of in checkpoint.stored:

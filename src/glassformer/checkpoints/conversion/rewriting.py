@@ -271,7 +271,7 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json says of special tokens."""
     roles = {name: getattr(tokenizer.roles, name) for name in ("bos", "eos", "pad", "unk")}
     names = {f"{role}_token": None if id is None else tokenizer.token(id) for role, id in roles.items()}
-    chat = {} if tokenizer.chat is None else {"chat_template": tokenizer.chat.text}
+    chat = {} if tokenizer.chat is None else {"chat_template": tokenizer.chat.said}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names | chat
 
 

@@ -174,7 +174,7 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: Tensors, co
     wanted = dict.fromkeys(piece.name for source in parts.values() for piece in source.pieces)
     written = _prefix(family, wanted, files)
     stored = {name: written(name) for name in wanted}
-    copies = {written(copy): written(of) for copy, of in family.copies.items() if copy not in wanted}
+    copies = {written(copy): written(of) for copy, of in family.copied(wanted).items()}
     missing = [name for name in stored.values() if name not in files]
     used = {*stored.values(), *copies}
     ignored = [re.compile(_glob(pattern)) for pattern in (*family.ignored, *family.computed)]
@@ -183,16 +183,16 @@ def stored_names(family: Family, parts: Mapping[str, Source], files: Tensors, co
     problems += [f'"{name}" is there, and nothing uses it.' for name in extra[:3]]
     if problems:
         more = len(missing) + len(extra) - len(problems)
-        untied = [copy for copy in family.copies if copy in wanted and written(copy) in missing]
+        untied = {copy: of for copy, of in family.copied(()).items() if copy in wanted and written(copy) in missing}
         raise CheckpointError(
             f'"{files.folder}" does not fit its config, read as {family.name}: '
             + " ".join(problems)
             + (f" (and {more} more)" if more > 0 else "")
             + "".join(
-                f'\n    The config does not tie "{copy}" to "{written(family.copies[copy])}". If it was trained as one '
+                f'\n    The config does not tie "{copy}" to "{written(of)}". If it was trained as one '
                 'with that, set "tie_word_embeddings": true in its config.json.'
-                for copy in untied
-                if written(family.copies[copy]) in files
+                for copy, of in untied.items()
+                if written(of) in files
             )
         )
     for copy, of in copies.items():

@@ -172,7 +172,7 @@ def _only_row(theirs: Tensor) -> Tensor:
 _COPIES = {
     "model.encoder.embed_tokens.weight": "model.shared.weight",
     "model.decoder.embed_tokens.weight": "model.shared.weight",
-    "lm_head.weight": "model.shared.weight",
+    "lm_head.weight": "model.decoder.embed_tokens.weight",
 }
 
 # what both sides share lies there all the same when they share nothing

@@ -81,7 +81,8 @@ class Family:
         ignored: Patterns of tensors that hold no weights (masks, tables of angles).
         computed: Patterns of tensors that our model computes, and from our config and their number of rows what stands
             for them, NaN in rows that no text meets. Files that hold other numbers are refused.
-        copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
+        copies: Tensors that files may hold a second time, and what they are copies of: tied matrices. Where a config
+            gives the latter no place of its own, it is a copy too.
         recognise: For layouts without `model_type`: whether a config is one of theirs.
         holds: Tensors by whose names it is told from a family with the same configs, which must be listed after it.
         express: From our config to theirs, for models that did not come from one: decoders with attention and an MLP in
@@ -120,6 +121,20 @@ class Family:
     text_head: TextHead | None = None
     token_head: str = "score"
     output_bias: str = ""
+
+    def copied(self, wanted: Collection[str]) -> dict[str, str]:
+        """Return the copies among names that a model does not need, and of which that it does.
+
+        Args:
+            wanted: Names of the table that the model is made of.
+        """
+        found: dict[str, str] = {}
+        for copy, of in self.copies.items():
+            while of not in wanted and of in self.copies:
+                of = self.copies[of]
+            if copy not in wanted:
+                found[copy] = of
+        return found
 
     def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:
         """Whether a config.json, beside tensors of these names, is of this family."""

@@ -70,7 +70,11 @@ def _mlp(fields: Fields) -> Mlp:
         raise fields.wrong("feed_forward_proj", word, f"one of {', '.join(ACTIVATIONS)}, with gated- before it or not")
     # only this one word means the approximation by tanh
     activation = "gelu_tanh" if word == "gated-gelu" else activation
-    return Mlp(fields.whole("d_ff"), activation, word.startswith("gated-"), bias=False)  # type: ignore[arg-type]
+    # the library writes down what it took the word for, and where a file says so goes by that
+    if "dense_act_fn" in fields:
+        activation = fields.activation("dense_act_fn")
+    gated = fields.flag("is_gated_act", word.startswith("gated-"))
+    return Mlp(fields.whole("d_ff"), activation, gated, bias=False)  # type: ignore[arg-type]
 
 
 def _table(fields: Fields, config: Any) -> Table:

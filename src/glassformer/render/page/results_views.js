@@ -4,6 +4,9 @@
 
 const LENS_TENSORS = ["top", "top_probability", "answers", "probability", "rank", "entropy_bits", "kl_bits"];
 
+// what the model answers at a place; documents were once without it
+const LENS_ANSWERS = { next_token: spoken("Next token"), token: spoken("The token there"), text_class: spoken("Class of the text"), token_class: spoken("Class of this token") };
+
 function lensView(result) {
   if (!result.top) return null;
   const rows = new Tensor(result.top).size("batch");
@@ -11,7 +14,8 @@ function lensView(result) {
     .map((name) => [name, new Tensor(result[name]).pick("batch", row)]))).node;
   const shown = el("div", {}, table(0));
   const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => shown.replaceChildren(table(i))) : null;
-  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, shown);
+  const answer = el("strong", {}, LENS_ANSWERS[result.logits_of ?? "next_token"]);
+  return el("div", { class: "stack" }, el("p", { class: "gloss" }, spoken("Likeliest at each place: {answer}", { answer })), which ? el("div", { class: "choices" }, which) : null, shown);
 }
 
 // ---- contributions of components, by layer

@@ -27,7 +27,7 @@ from glassformer.analysis.reports.explanation import (
     TopHead,
 )
 from glassformer.data import Marks, Spelled
-from glassformer.models.model import LogitsOf
+from glassformer.models.model import ANSWERS, LogitsOf
 from glassformer.render.terminal.tables import (
     HELD,
     NEGATIVE,
@@ -74,12 +74,6 @@ ASKED = {
     "token": sentence("there"),
     "text_class": sentence("class"),
     "token_class": sentence("class"),
-}
-ANSWERS = {
-    "next_token": sentence("Next token"),
-    "token": sentence("The token there"),
-    "text_class": sentence("Class of the text"),
-    "token_class": sentence("Class of this token"),
 }
 WAYS = {
     "next_token": sentence("From text to next token"),

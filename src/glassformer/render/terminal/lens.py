@@ -8,6 +8,7 @@ from rich.text import Text
 from glassformer.analysis.attribution import MeaningShift
 from glassformer.analysis.lens import LensDivergence, LensGrid
 from glassformer.labelled import Labelled
+from glassformer.models.model import ANSWERS
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 from glassformer.trace import Site
 from glassformer.words import spoken, spoken_each
@@ -63,7 +64,7 @@ def _(result: MeaningShift) -> RenderableType:
 
 
 def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = None) -> RenderableType:
-    """Return the way to one next token through depth: likeliest tokens, and the numbers of the token followed."""
+    """Return the way to one prediction through depth: likeliest tokens, and the numbers of the token followed."""
     assert result.top is not None and result.top_probability is not None, "a grid with all its measures"
     assert result.probability is not None and result.rank is not None and result.answers is not None
     assert result.entropy_bits is not None and result.kl_bits is not None
@@ -77,7 +78,12 @@ def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = No
         p, rank = float(result.probability.values[i, 0, position]), int(result.rank.values[i, 0, position])
         grid.add_row(_place(site), likeliest, f"{p:.4f}", f"{rank:,}", *(f"{x:.2f}" for x in numbers))
     where = visible(str(result.first.labels("pos")[position]), 24)
-    title = spoken("After {place}, following {token}: probability and rank by depth", place=where, token=followed)
+    asked = {"place": where, "token": followed}
+    title = (
+        spoken("After {place}, following {token}: probability and rank by depth", **asked)
+        if result.logits_of == "next_token"
+        else spoken("At {place}, following {token}: probability and rank by depth", **asked)
+    )
     return section(title, grid)
 
 
@@ -107,7 +113,10 @@ def _row(result: LensGrid, row: int) -> RenderableType:
     since = [_place(result.sites[int(result.settled.values[row, p])]) for p in shown]
     grid.add_row(spoken("stays from"), *since, style=QUIET)
     which = spoken(", row {row}", row=row) if result.first.size("batch") > 1 else ""
-    return section(spoken("{lens}{row}: likeliest next token by place", lens=_lens(result), row=which), grid)
+    title = spoken(
+        "{lens}{row}, likeliest by place: {answer}", lens=_lens(result), row=which, answer=ANSWERS[result.logits_of]
+    )
+    return section(title, grid)
 
 
 def _lens(result: LensGrid) -> str:

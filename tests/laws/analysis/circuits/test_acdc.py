@@ -122,6 +122,17 @@ def test_higher_thresholds_leave_smaller_circuits_on_the_planted_model() -> None
     assert found.n_edges.values[-1] == 0 and float(found.faithfulness.values[0]) == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_circuit_of_a_curve_is_compared_and_splits_the_embedding_as_one_found_alone() -> None:
+    found = pair("gpt2")
+    (of_curve,) = acdc_curve(*found.args, thresholds=[0.01], split_embedding=True, compare=True).circuits
+    alone = acdc(*found.args, threshold=0.01, split_embedding=True, compare=True)
+    assert of_curve.compared is not None and of_curve.compared == alone.compared
+    assert of_curve.edges == alone.edges and {"token", "position"} <= set(of_curve.in_circuit.labels("sender"))
+    one = data.Contrast(found.clean[0][:1], found.corrupt[0][:1])
+    with pytest.raises(AnalysisUnavailable, match="acdc_curve: compare=True prunes for each half"):
+        acdc_curve(found.model, one, thresholds=[0.01], compare=True)
+
+
 INDUCTION = {
     ("embed", "L0H0.v"), ("L0H0", "L1H0.k"), ("embed", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
 }  # fmt: skip
@@ -261,7 +272,7 @@ def test_a_search_that_was_interrupted_goes_on_to_the_same_circuit(
     assert tried == sorted(set(tried))
     assert (found.log, found.edges, found.cost, found.passes) == (whole.log, whole.edges, whole.cost, whole.passes)
     with pytest.raises(CheckpointError, match="another search"):
-        acdc(*given, **asked | {"threshold": 2e-3}, save_to=file)
+        acdc(*given, threshold=2e-3, candidates=candidates, save_to=file)
     with pytest.raises(CheckpointError, match="another search"):
         with torch.no_grad():
             given[0].unembed.stored.mul_(1.5)
