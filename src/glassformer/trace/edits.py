@@ -236,7 +236,18 @@ class Edit(ABC):
         return ()
 
     def __call__(self, value: Tensor, site: Site, earlier: Earlier = _NOTHING) -> Tensor:
+        self._require_within(value, site)
         return self.at.put(value, self.change(self.at.take(value, site), value, site, earlier), site)
+
+    def _require_within(self, value: Tensor, site: Site) -> None:
+        """Raise `ShapeMismatch` if a slice lies beyond its axis; an index and those of a list are refused elsewhere."""
+        for dim, axis in enumerate(site.axes):
+            where, size = self.at.where.get(axis), value.shape[dim]
+            if isinstance(where, slice) and not range(size)[where]:
+                raise ShapeMismatch(
+                    f'{type(self).__name__} at "{site.name}": {axis}={_shown(where)} chooses no entry of {size}, and '
+                    f"the edit would change nothing.\n    Choose one of 0 to {size - 1} or more, or leave the edit out."
+                )
 
     def check(self, site: Site) -> None:
         """Raise `UnknownAxis` if the edit needs an axis the site does not have."""

@@ -10,7 +10,7 @@ from glassformer.labelled import Labelled
 from glassformer.numerics.indices import is_empty
 from glassformer.testing import close
 from glassformer.testing.models import subject
-from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Site, Take
+from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Site, Take, Tape
 from one_pass import in_one_pass
 
 SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
@@ -274,6 +274,16 @@ def test_an_edit_of_no_entry_is_refused(place):
             table.place(made("blocks.0.attn.z", 0.0, at=At(pos=place)))
     # a read of none is an empty tensor
     assert At(pos=place).entries("pos", 5) == []
+
+
+@in_one_pass
+@pytest.mark.parametrize("place", [slice(100, 120), slice(7, None), slice(-20, -9), slice(100, 50, -1)])
+@pytest.mark.parametrize("axis", ["pos", "head"])
+def test_an_edit_beyond_the_text_is_refused(axis, place):
+    done = subject("llama")
+    for made in (Scale, Set, Add):
+        with pytest.raises(ShapeMismatch, match=rf"{axis}=slice\({place.start}, .*chooses no entry of [47]"):
+            done(Tape(done.model, edit=[made("blocks.0.attn.z", 0.0, at=At(**{axis: place}))]))
 
 
 @in_one_pass

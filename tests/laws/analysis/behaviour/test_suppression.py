@@ -169,3 +169,8 @@ def test_what_cannot_be_asked_is_refused() -> None:
         suppression(model, [1, 2, 3], frequencies=torch.ones(3))
     with pytest.raises(AnalysisUnavailable, match="give a Batch with source and tokens"):
         suppression(subject("translator_pre").model, [1, 2, 3])
+
+
+def test_a_text_of_two_tokens_has_no_query_behind_the_first_to_cut_off() -> None:
+    done = suppression(subject("gpt2").model, [[5, 6]]).interventions
+    assert torch.equal(done.select(intervention="first key cut").values, done.select(intervention="as it is").values)
