@@ -304,7 +304,7 @@ class _Engine:
         looked = [table[metric.site] for metric in self.metrics.values()]
         for rows in members:
             pairs = [pair for row in rows for pair in self.rows[row]]
-            if all(self._is_idle(edit, site) for site, edit in pairs):
+            if all(self._is_idle(edit, site) for site, edit in pairs) or not self._reaches(pairs):
                 idle += rows
                 continue
             entry = min(self.entries[site.name] for site, _ in pairs)
@@ -339,6 +339,20 @@ class _Engine:
         alike = self._read_alike(edit, site)
         left = from_position(edit.at, site, alike, self.length).where
         return alike > 0 and any(left[axis] == [] for axis in positional(site))
+
+    def _reaches(self, pairs: Sequence[tuple[Site, Edit]]) -> bool:
+        """Whether what some edits change comes before something that a metric looks at, in depth and position."""
+        on_logits = [metric.pos for metric in self.metrics.values() if metric.site == "logits"]
+        first = min(self.entries[site.name] for site, _ in pairs)
+        if not on_logits and first > max(self.entries[metric.site] for metric in self.metrics.values()):
+            return False
+        if len(on_logits) < len(self.metrics) or self.model.reads_whole():
+            return True
+        places = [None if pos is None else int(self._places(pos).max()) for pos in on_logits]
+        ends = [place for place in places if place is not None]
+        of_output = all(site.stack == self.model.output for site, _ in pairs)
+        begins = min(first_position(edit, site, self.length) for site, edit in pairs)
+        return len(ends) < len(places) or not of_output or begins <= max(ends)
 
     def _read_alike(self, edit: Edit, site: Site) -> int:
         """Return up to which position what an edit puts there is what the base has, but for what other edits do."""
