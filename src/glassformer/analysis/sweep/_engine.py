@@ -8,13 +8,14 @@
 
 What rows share is computed once. Layers before a row's first edit are those of the base run; with causal attention so
 are the positions before it, whose keys and values (or matrix states) are carried: what is copied from a donor begins at
-the first token in which that differs from the base. Rows that start at the same place are
-worlds side by side in one batch, and the unembedding runs where a metric looks. The numbers are those of
-`one_by_one`, the plain loop.
+the first token in which that differs from the base. Rows that start at the same position are worlds side by side in one
+batch, which grows from layer to layer as they come in, so that each layer's weights are read once for all; a row that
+changes nothing is not run. The unembedding runs where a metric looks. The numbers are those of `one_by_one`, the plain
+loop.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from glassformer.analysis.sweep._prefix import Prefix
 from glassformer.analysis.sweep._resolve import Lender, asked, joined, lend, placed
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
-from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
+from glassformer.analysis.sweep._schedule import Entry, RowGroup, ScheduledPass, passes, worthwhile
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, from_position, localised, positional
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
@@ -130,8 +131,10 @@ class _Engine:
                 raise ShapeMismatch(f'metric "{metric.name}": site "{metric.site}" has no axis "batch".')
         self.batch, self.length = given.ids.shape
         self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
+        self.table = model.sites()
+        self.entries = {name: self.prefix.entry(site) for name, site in self.table.items()}
         self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
-        units = self._units()
+        idle, units = self._units()
         self.looked = sites = {metric.site for metric in metrics.values()} - {"logits"}
         read = {name for row in (common, *rows) for _, edit in row for name in edit.reads}
         # who edits logits or what they are made of, or reads that, gets those of all positions
@@ -140,14 +143,20 @@ class _Engine:
         self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites | read, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
         self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
+        self.idle = idle
         self.work, self.count = 0.0, 0
 
     def measure(
         self, rows: int | None, report: Callable[[int, int], None] | None, path: Path | None
     ) -> Float[Tensor, "metric row batch *axes"]:
         cheap = worthwhile(self.prefix.logits.device)
-        plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
-        found: list[tuple[tuple[int, ...], Tensor]] = []
+        plan = passes(
+            self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap,
+            self.prefix.joins, self.prefix.layers_from,
+        )  # fmt: skip
+        base = self.base_values
+        still = base[:, None].expand(len(base), len(self.idle), *base.shape[1:])
+        found: list[tuple[tuple[int, ...], Tensor]] = [(self.idle, still)] if self.idle else []
         kept = SavedRows(path, self.base_values, self.rows, Binding("sweep", self.model, self.given.shown))
         with kept:
             for done in plan:
@@ -156,49 +165,87 @@ class _Engine:
                     kept.add(*found[-1])
                 self.count += 1
                 if report is not None:
-                    report(sum(len(p.rows) for p in plan[: self.count]), len(self.rows))
+                    report(len(self.idle) + sum(len(p.rows) for p in plan[: self.count]), len(self.rows))
         found = kept.merged(found)
         layers = sum(len(stack.blocks) for stack in self.model.stacks.values())
-        ran = sum(len(p.rows) * self.prefix.layers_from(p.entry) * (self.length - p.position) for p in plan)
+        ran = sum(
+            len(rows) * self.prefix.layers_from(entry) * (self.length - one.position)
+            for one in plan
+            for entry, rows in one.joining
+        )
         self.work = ran / (len(self.rows) * layers * self.length)
         order = torch.tensor([row for rows, _ in found for row in rows])
         return torch.cat([values for _, values in found], 1)[:, order.argsort()]
 
     def _run(self, one: ScheduledPass) -> Float[Tensor, "metric row batch *axes"]:
-        worlds, start = len(one.rows), one.position
         order = {row: world for world, row in enumerate(one.rows)}
-        by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
-        for row, world in order.items():
-            for site, edit in (*self.common, *self.rows[row]):
-                if self.prefix.entry(site) >= one.entry:
-                    by_site[site.name][world].append(localised(edit, site, start, self.length))
-        lent = self._lent(one)
-        edits = [Worlds(name, parts, worlds, order, lent) for name, parts in by_site.items()]
-        table = self.model.sites()
-        logits_wanted = self.model.makes_logits_for(metric.site for metric in self.metrics.values())
-        later = [n for n in self.looked if self.prefix.entry(table[n]) >= one.entry]
-        tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
-        at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
-        logits = self.prefix.resume(one.entry, start, worlds, at, tape)
-        sites = {name: value for name, value in self.prefix.sites.items()}
-        for name in later:
-            sites[name] = self._whole(name, tape.values[name].unflatten(0, (worlds, self.batch)), start)
-        if not logits_wanted:
-            return self._measured(None, sites, worlds)
-        logits = logits.unflatten(0, (worlds, self.batch))
-        base = self.prefix.logits
-        if self.picked is None:
-            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2) if start else logits
-        elif start:
-            # what lies before the pass is as in the base run
-            logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
-        return self._measured(logits, sites, worlds)
+        read = {name for row in one.rows for _, edit in (*self.common, *self.rows[row]) for name in edit.reads}
+        sites, logits, stream = dict(self.prefix.sites), None, None
+        for i, (entry, _) in enumerate(one.joining):
+            until = one.joining[i + 1].entry if i + 1 < len(one.joining) else None
+            worlds = sum(len(rows) for _, rows in one.joining[: i + 1])
+            here = [name for name, at in self.entries.items() if at >= entry and (until is None or at < until)]
+            tape = self._tape(one.rows[:worlds], order, one.position, here, read, sites, until)
+            at = None if self.picked is None or until is not None else self._picked_in(one.position, worlds)
+            stream = self.prefix.resume(entry, one.position, worlds, at, tape, stream)
+            if until is None:
+                logits = stream if tape.logits else None
+            else:
+                stream = tape.values[self.prefix.stream_into(until)]
+            for name in sites.keys() & tape.values.keys():
+                sites[name] = self._of_all(name, tape.values[name], one.position, worlds, len(order))
+        return self._measured(self._whole_logits(logits, one.position, len(order)), sites, len(order))
 
-    def _lent(self, one: ScheduledPass) -> Lent:
-        """Return what edits of a pass read of sites that it does not come by, or that have no rows."""
-        table = self.model.sites()
-        before = {n: value for n, value in self.prefix.sites.items() if self.prefix.entry(table[n]) < one.entry}
-        return Lent(before, frozenset(name for name in self.prefix.sites if "batch" not in table[name].axes))
+    def _tape(
+        self,
+        rows: Sequence[int],
+        order: Mapping[int, int],
+        start: int,
+        here: Sequence[str],
+        read: Collection[str],
+        sites: Mapping[str, Tensor],
+        until: Entry | None,
+    ) -> Tape:
+        """Return the reads and edits of some rows at the sites that are here, in a pass from a position on."""
+        by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
+        inside = set(here)
+        for row in rows:
+            for site, edit in (*self.common, *self.rows[row]):
+                if site.name in inside:
+                    by_site[site.name][order[row]].append(localised(edit, site, start, self.length))
+        known = {name: value for name, value in sites.items() if name not in inside}
+        lent = Lent(known, frozenset(name for name in sites if "batch" not in self.table[name].axes))
+        edits = [Worlds(name, parts, len(rows), order, lent) for name, parts in by_site.items()]
+        wanted = [name for name in here if name in self.looked or (until is not None and name in read)]
+        if until is not None:
+            wanted.append(self.prefix.stream_into(until))
+        logits = until is None and self.model.makes_logits_for(metric.site for metric in self.metrics.values())
+        return Tape(self.model, wanted, edits, grad=torch.is_grad_enabled(), logits=logits)
+
+    def _picked_in(self, start: int, worlds: int) -> Int[Tensor, "row n"]:
+        """Return where the positions that metrics look at lie in a pass from a position on."""
+        assert self.picked is not None
+        return (self.picked - start).clamp_min(0).repeat(worlds, 1)
+
+    def _whole_logits(self, logits: Tensor | None, start: int, worlds: int) -> Tensor | None:
+        """Return the logits of a pass, `world batch …`, with those of the base where the pass did not come by."""
+        if logits is None:
+            return None
+        logits, base = logits.unflatten(0, (worlds, self.batch)), self.prefix.logits
+        if not start:
+            return logits
+        if self.picked is None:
+            return torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2)
+        # what lies before the pass is as in the base run
+        return torch.where((self.picked < start)[None, :, :, None], base, logits)
+
+    def _of_all(self, name: str, value: Tensor, start: int, worlds: int, count: int) -> Tensor:
+        """Return a site's value in all worlds of a pass, `world batch …`: in those yet to join it is the base's."""
+        if "batch" not in self.table[name].axes:
+            return value[None]
+        found = self._whole(name, value.unflatten(0, (worlds, self.batch)), start)
+        base = self.prefix.sites[name]
+        return torch.cat((found, base.expand(count - worlds, *base.shape[1:]))) if worlds < count else found
 
     def _whole(self, name: str, value: Tensor, start: int) -> Tensor:
         """Return a site's value at all positions, `world batch …`: the earlier ones are the base's."""
@@ -248,19 +295,21 @@ class _Engine:
             raise ShapeMismatch(f"sweep: a metric looks at position {pos}; the shortest row has {int(lengths.min())}.")
         return places
 
-    def _units(self) -> list[RowGroup]:
-        """Return the rows, together with those they take from, and where they start."""
+    def _units(self) -> tuple[tuple[int, ...], list[RowGroup]]:
+        """Return the rows that change nothing; and where the others start, together with those they take from."""
         members = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
+        idle: list[int] = []
         units: list[RowGroup] = []
         table, apart = self.model.sites(), self._apart()
         looked = [table[metric.site] for metric in self.metrics.values()]
         for rows in members:
             pairs = [pair for row in rows for pair in self.rows[row]]
-            if all(self._is_idle(edit, site) for site, edit in pairs):
-                pairs = []
-            entry = min((self.prefix.entry(site) for site, _ in pairs), default=self.prefix.last)
+            if all(self._is_idle(edit, site) for site, edit in pairs) or not self._reaches(pairs):
+                idle += rows
+                continue
+            entry = min(self.entries[site.name] for site, _ in pairs)
             touched = [*pairs, *(pair for pair in self.common if self.prefix.entry(pair[0]) >= entry)]
-            position = min((self._first_change(edit, site) for site, edit in touched), default=self.length - 1)
+            position = min(self._first_change(edit, site) for site, edit in touched)
             carried = self.prefix.carries(entry, [*(site for site, _ in touched), *looked])
             # what an edit reads would lack the positions before the pass
             carried = carried and not any(edit.reads for _, edit in touched)
@@ -278,7 +327,7 @@ class _Engine:
                 )
             alone = bool(shared) or held is not None
             units.append(RowGroup(rows, entry, position if carried else 0, alone))
-        return units
+        return tuple(idle), units
 
     def _first_change(self, edit: Edit, site: Site) -> int:
         """Return the first position that an edit may change, of a row in which nothing was changed before it."""
@@ -290,6 +339,20 @@ class _Engine:
         alike = self._read_alike(edit, site)
         left = from_position(edit.at, site, alike, self.length).where
         return alike > 0 and any(left[axis] == [] for axis in positional(site))
+
+    def _reaches(self, pairs: Sequence[tuple[Site, Edit]]) -> bool:
+        """Whether what some edits change comes before something that a metric looks at, in depth and position."""
+        on_logits = [metric.pos for metric in self.metrics.values() if metric.site == "logits"]
+        first = min(self.entries[site.name] for site, _ in pairs)
+        if not on_logits and first > max(self.entries[metric.site] for metric in self.metrics.values()):
+            return False
+        if len(on_logits) < len(self.metrics) or self.model.reads_whole():
+            return True
+        places = [None if pos is None else int(self._places(pos).max()) for pos in on_logits]
+        ends = [place for place in places if place is not None]
+        of_output = all(site.stack == self.model.output for site, _ in pairs)
+        begins = min(first_position(edit, site, self.length) for site, edit in pairs)
+        return len(ends) < len(places) or not of_output or begins <= max(ends)
 
     def _read_alike(self, edit: Edit, site: Site) -> int:
         """Return up to which position what an edit puts there is what the base has, but for what other edits do."""

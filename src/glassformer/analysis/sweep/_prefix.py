@@ -80,6 +80,10 @@ class Prefix:
         later = [len(stack.blocks) for _, stack in self.stacks[entry.stack :]]
         return sum(later) - max(entry.layer, 0)
 
+    def joins(self, entry: Entry) -> bool:
+        """Whether rows that begin at an entry can come into a pass that began at an earlier one, or be joined there."""
+        return entry.stack == len(self.stacks) - 1 and entry.layer != TOKENS
+
     def carries(self, entry: Entry, touched: Iterable[Site]) -> bool:
         """Whether a pass from this entry may begin at a later position, with what earlier ones leave behind.
 
@@ -127,17 +131,32 @@ class Prefix:
             return position
         return max((at for at in self._states if at <= position), default=0)
 
-    def resume(self, entry: Entry, start: int, worlds: int, at: Tensor | None, tape: Tape) -> Tensor:
-        """Run `worlds` copies of the base batch from an entry and a position on; return logits, `at` some positions."""
+    def resume(
+        self, entry: Entry, start: int, worlds: int, at: Tensor | None, tape: Tape, under_way: Tensor | None = None
+    ) -> Tensor:
+        """Run `worlds` copies of the base batch from an entry and a position on; return logits, `at` some positions.
 
-        def copies(value: Tensor) -> Tensor:
-            return value.expand(worlds, *value.shape[1:]) if len(value) == 1 else repeated(value, worlds)
+        Args:
+            entry: Where they begin.
+            start: The first position that is run.
+            worlds: How many there are, those under way among them.
+            at: Positions, counted from the first, whose logits are returned; all of them by default.
+            tape: Reads and edits.
+            under_way: The stream at the entry of worlds that began earlier: the first ones.
+        """
+
+        def copies(value: Tensor, count: int = worlds) -> Tensor:
+            return value.expand(count, *value.shape[1:]) if len(value) == 1 else repeated(value, count)
 
         given = {name: None if value is None else copies(value) for name, value in self.given.kwargs.items()}
         if entry.layer == TOKENS:
             logits = self.model(*(copies(ids) for ids in self.given.args), **given, tape=tape)
             return pick(logits, at) if tape.logits else logits
-        resid = copies(self.streams[entry][:, start:])
+        base = self.streams[entry][:, start:]
+        if under_way is None:
+            resid = copies(base)
+        else:
+            resid = torch.cat((under_way, copies(base, worlds - len(under_way) // len(base))))
         if entry.stack < len(self.stacks) - 1:
             assert isinstance(self.model, EncoderDecoder), "only these have a stack before another"
             return self.model.resume_encoder(entry.layer, resid, copies(self.given.args[1]), **given, at=at, tape=tape)
@@ -146,10 +165,17 @@ class Prefix:
         if not start:
             return self.model.resume(entry.layer, resid, **given, at=at, tape=tape)
         state = self._state(start)
-        # layers before the entry are not run: what they carry is not copied
-        layers = [mapped(layer, copies) if i >= entry.layer else None for i, layer in enumerate(state.layers)]
+        # layers that are not run: what they carry is not copied
+        run = range(entry.layer, self.stacks[-1][1].needed(tape))
+        layers = [mapped(layer, copies) if i in run else None for i, layer in enumerate(state.layers)]
         state = State(start, tuple(layers))
         return self.model.resume(entry.layer, resid, **given, state=state, at=at, tape=tape, carry=False)
+
+    def stream_into(self, entry: Entry) -> str:
+        """Return the site of the stream that rows which join at an entry come into."""
+        name = self._stream_site(entry)
+        assert name is not None, "rows join where there is a stream"
+        return name
 
     def budget(self) -> int:
         """Return how many bytes a pass may take; by default a part of what is free, and on a CPU no more than helps."""

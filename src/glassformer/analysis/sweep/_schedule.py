@@ -1,12 +1,13 @@
 """Which rows of a sweep run together, and from where.
 
-A row starts at an entry, a layer of a stack, and, where the past can be carried, at a position. Rows in one pass start
-at the same place, so some of them start earlier than they need to. A pass costs what its tokens cost and something by
-itself (weights are read once per pass); positions are merged where that makes the sum smallest.
+A row starts at an entry, a layer of a stack, and, where the past can be carried, at a position. Rows of one pass start
+at the same position, so some of them start earlier than they need to, and each comes in at its own layer: a pass begins
+with the rows of its first entry, and the others join it on the way. A pass costs what its tokens cost and, in every
+layer, something by itself (weights are read once per pass); positions are merged where that makes the sum smallest.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,12 +36,22 @@ class RowGroup(NamedTuple):
     alone: bool = False
 
 
-class ScheduledPass(NamedTuple):
-    """One forward pass: its rows and where they all start."""
+class Joining(NamedTuple):
+    """Rows that come into a pass at one entry."""
 
-    rows: tuple[int, ...]
     entry: Entry
+    rows: tuple[int, ...]
+
+
+class ScheduledPass(NamedTuple):
+    """One forward pass: its rows by where they come in, first entries first, and the position where they all start."""
+
+    joining: tuple[Joining, ...]
     position: int
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(row for each in self.joining for row in each.rows)
 
 
 def worthwhile(device: torch.device) -> int:
@@ -56,8 +67,10 @@ def passes(
     memory: int,
     row_bytes: int,
     most_tokens: int,
+    joins: Callable[[Entry], bool],
+    layers_from: Callable[[Entry], int],
 ) -> list[ScheduledPass]:
-    """Return the passes that run all units, first entries first.
+    """Return the passes that run all units.
 
     Args:
         units: What has to run.
@@ -67,58 +80,81 @@ def passes(
         memory: Bytes a pass may hold.
         row_bytes: Bytes one row holds over all its positions.
         most_tokens: Tokens beyond which a larger pass is no faster.
+        joins: Whether rows of an entry can come into a pass that is under way.
+        layers_from: How many blocks run from an entry on.
     """
-    by_entry: dict[Entry, list[RowGroup]] = defaultdict(list)
-    for unit in units:
-        by_entry[unit.entry].append(unit)
+    together: dict[Entry | None, list[RowGroup]] = defaultdict(list)
+    for unit in sorted(units, key=lambda unit: unit.entry):
+        together[None if joins(unit.entry) else unit.entry].append(unit)
     found: list[ScheduledPass] = []
-    for entry in sorted(by_entry):
-        counts: dict[int, int] = defaultdict(int)
-        for unit in by_entry[entry]:
-            counts[unit.position] += len(unit.rows)
-        starts = _starts(sorted(counts.items()), length, batch)
-        members: dict[int, list[RowGroup]] = defaultdict(list)
-        for unit in by_entry[entry]:
-            members[max(start for start in starts if start <= unit.position)].append(unit)
-        for start in sorted(members):
+    for members in together.values():
+        # what follows the last block costs something too
+        costs = [_Cost(unit.position, len(unit.rows) * batch, layers_from(unit.entry) + 1) for unit in members]
+        starts = _starts(costs, length)
+        by_start: dict[int, list[RowGroup]] = defaultdict(list)
+        for unit in members:
+            by_start[max(start for start in starts if start <= unit.position)].append(unit)
+        for start in sorted(by_start):
             tokens = batch * (length - start)
             fit = min(memory * length // max(row_bytes * (length - start), 1), max(most_tokens // tokens, 1))
             at_most = max(1, fit if rows_at_once is None else rows_at_once)
-            found += [ScheduledPass(rows, entry, start) for rows in _fill(members[start], at_most)]
+            found += [ScheduledPass(_by_entry(group), start) for group in _fill(by_start[start], at_most)]
     return found
 
 
-def _starts(counts: Sequence[tuple[int, int]], length: int, batch: int) -> list[int]:
+class _Cost(NamedTuple):
+    """What rows cost: tokens at every position from theirs on, in so many layers."""
+
+    position: int
+    tokens: int
+    layers: int
+
+
+def _starts(costs: Sequence[_Cost], length: int) -> list[int]:
     """Return the positions passes start at: the cheapest way to cut the positions, in order, into groups."""
     # far apart or many, positions are told apart in 128 steps: the search is quadratic
     step = -(-length // 128)
     merged: dict[int, int] = defaultdict(int)
+    deepest: dict[int, int] = defaultdict(int)
     lowest: dict[int, int] = {}
-    for position, rows in counts:
-        merged[position // step] += rows
+    for position, tokens, layers in sorted(costs):
+        merged[position // step] += tokens * layers
+        deepest[position // step] = max(deepest[position // step], layers)
         lowest.setdefault(position // step, position)
     keys = sorted(merged)
     best: list[tuple[float, list[int]]] = [(0.0, [])]
     for end in range(1, len(keys) + 1):
-        rows, options = 0, list[tuple[float, list[int]]]()
+        work = layers = 0
+        options: list[tuple[float, list[int]]] = []
         for begin in range(end - 1, -1, -1):
-            rows += merged[keys[begin]]
+            work, layers = work + merged[keys[begin]], max(layers, deepest[keys[begin]])
             start = lowest[keys[begin]]
             cost, earlier = best[begin]
-            options.append((cost + PASS + rows * batch * (length - start), [*earlier, start]))
+            options.append((cost + PASS * layers + work * (length - start), [*earlier, start]))
         best.append(min(options, key=lambda option: option[0]))
     return best[-1][1]
 
 
-def _fill(units: Sequence[RowGroup], at_most: int) -> list[tuple[int, ...]]:
-    """Return groups of rows no larger than asked (a unit that is larger stays whole), of about one size."""
+def _fill(units: Sequence[RowGroup], at_most: int) -> list[list[RowGroup]]:
+    """Return units in groups no larger than asked (one that is larger stays whole), of about one size."""
     total = sum(len(unit.rows) for unit in units)
     size = -(-total // -(-total // at_most))
-    groups: list[list[int]] = []
+    groups: list[list[RowGroup]] = []
+    rows = 0
     for unit in units:
         if unit.alone:
             continue
-        if not groups or len(groups[-1]) + len(unit.rows) > size:
+        if not groups or rows + len(unit.rows) > size:
             groups.append([])
-        groups[-1] += unit.rows
-    return [tuple(group) for group in groups] + [unit.rows for unit in units if unit.alone]
+            rows = 0
+        groups[-1].append(unit)
+        rows += len(unit.rows)
+    return groups + [[unit] for unit in units if unit.alone]
+
+
+def _by_entry(units: Sequence[RowGroup]) -> tuple[Joining, ...]:
+    """Return the rows of a pass by where they come in."""
+    rows: dict[Entry, list[int]] = defaultdict(list)
+    for unit in units:
+        rows[unit.entry] += unit.rows
+    return tuple(Joining(entry, tuple(rows[entry])) for entry in sorted(rows))

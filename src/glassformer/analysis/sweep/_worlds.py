@@ -70,7 +70,7 @@ class Lent(NamedTuple):
     """What edits read of sites that are not the pass's own, or not split by world.
 
     Args:
-        known: Values of the base run, `world batch …`, of sites that lie before the pass.
+        known: Values of sites that lie before the pass, `world batch …`: one world that stands for all, or one each.
         whole: Names of sites that have one value for the whole pass.
     """
 
@@ -144,7 +144,8 @@ class Worlds(Edit):
 
         def own(name: str) -> Tensor:
             if name in self.lent.known:
-                return self.lent.known[name][0]
+                known = self.lent.known[name]
+                return known[world if len(known) > 1 else 0]
             value = earlier[name]
             return value if name in self.lent.whole else value.unflatten(0, (self.count, -1))[world]
 

@@ -234,6 +234,48 @@ def test_the_past_is_carried_and_layers_below_are_not_run() -> None:
     assert 0.5 * sum(range(1, 8)) / (7 * 7) <= found.work < 0.5
 
 
+@pytest.mark.parametrize("name", ["gpt2", "linear", "translator_pre"])
+def test_rows_of_all_layers_share_one_run_of_each(name: str) -> None:
+    """Each comes in at its own layer; what they read of layers below is the base's, or what their own row made."""
+    case = subject(name)
+    base, kwargs = batch_of(case, padded=True)
+    path = f"{case.model.prefix}blocks.{{}}.{{}}".format
+    entry = path(0, "attn.z")
+    rows = [
+        [Scale(path(1, "resid_pre"), 0.5)],
+        [Scale(entry, 0.5, at=At(head=0))],
+        [Apply(path(1, "mlp.out"), lambda x, z: x + z.mean((1, 3))[..., None], reads=(entry,))],
+        [Scale(entry, -1.0), Apply(path(1, "mlp.out"), lambda x, z: x + z.mean((1, 3))[..., None], reads=(entry,))],
+    ]
+    calls: list[int] = []
+    metrics = [logit_difference(1, 2), Metric("written", lambda x: x.sum((2, 3)), site=path(0, "mlp.out"))]
+    plain = one_by_one(case.model, base, rows, metrics, **kwargs)
+    handle = case.model.output_stack.blocks[1].register_forward_hook(lambda *_: calls.append(0))
+    found = sweep(case.model, base, rows, metrics, **kwargs)
+    handle.remove()
+    close(found.values.values, plain.values.values)
+    # the base's run, and one of all rows together
+    assert len(calls) == 2 and found.passes == 1
+
+
+def test_rows_that_change_nothing_a_metric_looks_at_are_not_run() -> None:
+    case = subject("gpt2")
+    (tokens,) = case.inputs
+    early = Metric("early", lambda x: x.sum((2, 3)), site="blocks.0.mlp.out")
+    behind = [[Scale("blocks.1.resid_pre", 0.0)], [Scale("blocks.1.mlp.out", 0.0)], []]
+    later = [
+        [Scale("blocks.0.resid_mid", 0.0, at=At(pos=slice(4, None)))],
+        [Scale("blocks.1.attn.z", 0.0, at=At(pos=-1))],
+    ]
+    for rows, metric in ((behind, early), (later, logit_difference(1, 2, pos=3))):
+        found, plain = (loop(case.model, tokens, rows, metric) for loop in (sweep, one_by_one))
+        close(found.values.values, plain.values.values)
+        assert found.passes == 0 == found.work
+    reached = sweep(case.model, tokens, later, logit_difference(1, 2, pos=4))
+    close(reached.values.values, one_by_one(case.model, tokens, later, logit_difference(1, 2, pos=4)).values.values)
+    assert reached.passes == 1 and float(reached.change.values[0, 0].abs().max()) > 0
+
+
 @pytest.mark.parametrize(("at_end", "width"), [([], 1), ([Scale("blocks.1.mlp.out", 0.5)], 7)])
 def test_the_last_mlp_runs_only_where_a_metric_looks_unless_an_edit_is_there(at_end: list[Edit], width: int) -> None:
     case = subject("gpt2")
