@@ -30,6 +30,7 @@ def test_no_step_of_a_heads_full_circuits_holds_what_it_reads_of_every_token() -
     config = DecoderConfig(layers=(block(n_heads=8),), d_model=WIDTH, vocab_size=VOCAB, max_len=16)
     w = weights.of(config.build(seed=0), fold=True)
     with _Largest() as made:
-        w.full_qk("L0H1"), w.full_ov("L0H1")
+        w.full_qk("L0H1")
+        w.full_ov("L0H1")
         skip_trigrams(w, ["L0H1"], k=2, n_sources=4)
     assert VOCAB * 16 <= made.entries < VOCAB * WIDTH
