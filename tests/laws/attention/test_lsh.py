@@ -1,9 +1,12 @@
 """Reformer's attention: what rounds come to, what later tokens can change, and what it costs."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 
-from glassformer.attention import Attention, Context, Lsh, Softmax, Tied
+from glassformer.attention import Attention, Context, Lsh, Separate, Softmax, Tied
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.stack import make_context
 from glassformer.testing import close
@@ -29,9 +32,9 @@ def both_ways(x: torch.Tensor) -> Context:
     return make_context(x.shape[0], x.shape[1], x.device, is_causal=False)
 
 
-def gradients(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def gradients(out: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
     weights = torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
-    return torch.autograd.grad((out * weights).sum(), x)[0]
+    return torch.cat([rows.flatten() for rows in torch.autograd.grad((out * weights).sum(), of)])
 
 
 @pytest.mark.parametrize("config", [Lsh(4, 3, 2), Lsh(2, 2, 3), Lsh(8, 4, 1), Lsh(2, 32, 4)], ids=str)
@@ -42,6 +45,62 @@ def test_sorted_chunks_give_what_the_pattern_gives_and_its_gradients(config: Lsh
         fast, dense = ours(x, context), ours(x, context, tape=ours.tape("pattern", grad=True))
         close(fast, dense)
         close(gradients(fast, x), gradients(dense, x))
+
+
+def rows_of(n: int, n_keys: int, alike: bool) -> list[torch.Tensor]:
+    """Return queries, keys and values; where queries are alike, all of a head have one hash."""
+    q, k, v = (
+        stream(2, heads * length, seed, 4).view(2, heads, length, 4)
+        for seed, heads, length in ((1, 4, n), (2, 2, n_keys), (3, 2, n_keys))
+    )
+    q = q[:, :, :1] * torch.linspace(0.5, 2, n, dtype=q.dtype)[:, None] if alike else q
+    return [rows.clone().requires_grad_() for rows in (q, k, v)]
+
+
+@in_one_pass
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize(
+    "config", [Lsh(4, 3, 2), Lsh(2, 2, 3), Lsh(8, 4, 1), Lsh(2, 32, 4), Lsh((2, 4), 5, 3, "library")], ids=str
+)
+def test_keys_of_their_own_give_what_the_pattern_gives_and_its_gradients(config: Lsh, alike: bool):
+    ours = Layer(Attention(4, 2, d_head=4, mixer=config).build(12, 64, 0, "").double().eval())
+    x = stream(2, 21)
+    for context in contexts(x)[: 2 if config.form == "library" else None]:
+        leaves = rows_of(21, 21, alike)
+        fast = ours.mixer(*leaves, x, context, None, None)[0]
+        dense = ours.mixer(*leaves, x, context, None, ours.tape("pattern", grad=True))[0]
+        close(fast, dense)
+        close(gradients(fast, *leaves), gradients(dense, *leaves))
+
+
+def test_keys_that_happen_to_equal_their_queries_keep_their_gradients():
+    ours = Layer(Attention(2, d_head=4, mixer=Lsh(4, 3, 2)).build(12, 64, 0, "").double().eval())
+    x, context = stream(2, 21), causal_context(stream(2, 21))
+    q, _, v = rows_of(21, 21, False)
+    q = q[:, :2].detach().requires_grad_()
+    k = q.detach().clone().requires_grad_()
+    fast = ours.mixer(q, k, v, x, context, None, None)[0]
+    close(gradients(fast, k), gradients(ours.mixer(q, k, v, x, context, None, ours.tape("pattern", grad=True))[0], k))
+
+
+@in_one_pass
+@pytest.mark.parametrize("facts", [{}, {"start": torch.tensor([4, 0])}], ids=["whole", "padded"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_steps_give_what_the_pattern_gives_of_queries_that_are_fewer_than_keys(shared: bool, facts: dict[str, Any]):
+    x = stream(2, 30)
+    projection = SHARED if shared else Separate()
+    ours = Layer(
+        randomise(
+            Attention(2, d_head=4, mixer=Lsh(4, 3, 2), projection=projection).build(12, 64, 0, "").double().eval()
+        )
+    )
+    state, whole = ours.module.begin(2, x), ours(x, causal_context(x, **facts))
+    for begin, stop in pairwise((0, 12, 13, 14, 23, 30)):
+        context = make_context(2, stop - begin, x.device, is_causal=True, past=begin, **facts)
+        dense, _ = ours.module(x[:, begin:stop], context, state=state, tape=ours.tape("pattern"))
+        fast, state = ours.module(x[:, begin:stop], context, state=state)
+        close(fast, dense)
+        close(fast, whole[:, begin:stop])
 
 
 @in_one_pass
@@ -110,11 +169,15 @@ def test_the_library_refuses_what_it_cannot_read_in_words():
         ours.module(x[:, 4:5], make_context(2, 1, x.device, is_causal=True, past=4), state=state)
 
 
-def test_nothing_is_made_for_each_pair_of_positions_of_a_long_text():
-    n = 16_384
-    config = Attention(1, d_head=4, mixer=Lsh(256, 64, 2), projection=SHARED)
-    ours = Layer(config.build(4, n, 0, ""))
-    x = torch.randn(1, n, 4, requires_grad=True)
+@in_one_pass
+@pytest.mark.parametrize("keys", ["shared", "separate"])
+def test_nothing_is_made_for_each_pair_of_positions_of_a_long_text(keys: str):
+    n = 8_192
+    projection = SHARED if keys == "shared" else Separate()
+    ours = Layer(Attention(1, d_head=4, mixer=Lsh(256, 64, 2), projection=projection).build(4, n + 1, 0, ""))
+    x = torch.randn(1, n + 1, 4, requires_grad=True)
     with Largest() as seen:
-        ours(x).sum().backward()
+        ours(x[:, :n]).sum().backward()
+        _, state = ours.module(x[:, :n], causal_context(x[:, :n]), state=ours.module.begin(1, x))
+        ours.module(x[:, n:], make_context(1, 1, x.device, is_causal=True, past=n), state=state)
     assert seen.numbers < n * n / 8

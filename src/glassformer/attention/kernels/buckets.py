@@ -1,17 +1,19 @@
-"""Buckets: tokens stand in the order of their buckets, and meet those that stand near, in blocks of them.
+"""Buckets: keys stand in the order of their buckets, and queries meet those that stand near, in blocks of them.
 
-    order     tokens by bucket, then by their place in the text, which is kept inside a bucket
-    chunk     so many tokens that stand side by side; a token meets its own chunk and the one before it
+    order     keys by bucket, then by their place in the text, which is kept inside a bucket
+    chunk     so many keys that stand side by side; a query meets those of its own chunk and of the one before it
 
+A query stands where a key of its bucket and of its place in the text would; where it is a key itself, there it stands.
 Of several rounds each orders the text anew. Nothing is made for a query and a key that stand apart in every round:
-O(round pos chunk) time and memory.
+O(round pos chunk) time and memory, however queries fall among keys.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from glassformer.attention.context import Context
@@ -19,28 +21,43 @@ from glassformer.attention.kernels.union import Pairs
 from glassformer.attention.mixer import per_query_head
 
 
-def sorted_by_bucket(
-    bucket: Int[Tensor, "batch head round key"], n_buckets: int, chunk: int
-) -> tuple[Int[Tensor, "batch head round key"], Int[Tensor, "batch head round slot"]]:
-    """Return bucket and chunk of each token in one number, and the tokens in order of buckets, then of the text.
+class Places(NamedTuple):
+    """Where queries and keys stand in every round. A query meets keys of its own number and of the one below.
 
-    A query meets keys of its own number and of the one below.
+    Args:
+        order: The keys in order.
+        place: How many keys stand before each query.
+        of_queries: Bucket and chunk of each query in one number.
+        of_keys: The same of each key.
     """
-    n, device = bucket.shape[-1], bucket.device
-    order = bucket.argsort(dim=-1, stable=True)
-    members = torch.zeros(*bucket.shape[:-1], n_buckets, dtype=torch.long, device=device)
-    members.scatter_add_(-1, bucket, torch.ones_like(bucket))
-    begins = members.cumsum(-1) - members
-    rank = torch.empty_like(bucket).scatter_(-1, order, torch.arange(n, device=device).expand_as(order))
-    rank = rank - begins.gather(-1, bucket)
-    # of all pairs of slots: four bytes are half as many as eight
-    return (bucket * (n // chunk + 2) + rank // chunk).int(), order
+
+    order: Int[Tensor, "batch head round slot"]
+    place: Int[Tensor, "batch head round query"]
+    of_queries: Int[Tensor, "batch head round query"]
+    of_keys: Int[Tensor, "batch head round key"]
+
+
+def sorted_by_bucket(
+    queries: Int[Tensor, "batch head round query"], keys: Int[Tensor, "batch head round key"], chunk: int
+) -> Places:
+    """Return where queries, the last positions, and keys stand, of the bucket of each."""
+    n, m = queries.shape[-1], keys.shape[-1]
+    text = torch.arange(m, device=keys.device)
+    numbers, order = (keys * m + text).contiguous().sort(dim=-1)
+
+    def stand(bucket: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.searchsorted(numbers, (bucket * m + at).contiguous())
+        rank = place - torch.searchsorted(numbers, (bucket * m).contiguous())
+        # of all pairs of slots: four bytes are half as many as eight
+        return place, (bucket * (m // chunk + 2) + rank // chunk).int()
+
+    place, of_queries = stand(queries, text[m - n :])
+    return Places(order, place, of_queries, stand(keys, text)[1])
 
 
 def met_in_round(
     index: int,
-    codes: Int[Tensor, "batch head round key"],
-    order: Int[Tensor, "batch head slot"],
+    places: Places,
     k: Float[Tensor, "batch head key d"],
     v: Float[Tensor, "batch head key d"],
     chunk: int,
@@ -48,51 +65,90 @@ def met_in_round(
 ) -> Pairs:
     """Return the pairs of one round that meet, less the logarithm of the number of rounds in which they do.
 
-    Tokens stand in the order of their buckets, and are cut into blocks as long as a chunk. The chunk of a query and
-    the one before it begin two blocks before its own at most, and reach into the next.
+    Keys in their order are cut into blocks as long as a chunk, and queries that stand in one block into groups of no
+    more than that. The chunk of a query and the one before it begin two blocks before its own at most, and reach into
+    the next. There are no more groups than blocks and full groups together.
     """
-    batch, heads, n = k.shape[:3]
-    n_blocks = -(-n // chunk)
-    ahead = 0 if context.looks_back else 1
-    token = F.pad(order, (0, n_blocks * chunk - n), value=n)
-    place = torch.empty_like(order).scatter_(-1, order, torch.arange(n, device=k.device).expand_as(order))
+    batch, heads, m = k.shape[:3]
+    order, place = places.order[:, :, index], places.place[:, :, index]
+    n, n_rows, device = place.shape[-1], place.numel(), k.device
+    n_blocks, ahead = -(-m // chunk), 0 if context.looks_back else 1
+
+    # blocks, queries and groups of all rows and heads are counted through
+    row = torch.arange(batch * heads, device=device)[:, None]
+    block = (row * n_blocks + place.flatten(0, 1).clamp_max(m - 1) // chunk).flatten()
+    block_of_group, slot = _in_groups(block, batch * heads * n_blocks, chunk)
+    taken = slot.new_full((len(block_of_group) * chunk,), n_rows)
+    taken = taken.scatter(0, slot, torch.arange(n_rows, device=device))
+    row, own = block_of_group // n_blocks, taken.view(-1, chunk)
+    begins = block_of_group + row * (2 + ahead)
 
     def grouped(rows: Tensor) -> Tensor:
-        taken = rows.gather(-2, order[..., None].expand(-1, -1, -1, rows.shape[-1]))
-        return F.pad(taken, (0, 0, 0, n_blocks * chunk - n)).view(-1, 1, chunk, rows.shape[-1])
+        rows = F.pad(rows.flatten(0, 2), (0, 0, 0, 1))
+        return rows.index_select(0, taken).view(-1, 1, chunk, rows.shape[-1])
 
     def restored(rows: Tensor) -> Tensor:
-        rows = rows.reshape(batch, heads, n_blocks * chunk, -1)
-        return rows.gather(-2, place[..., None].expand(-1, -1, -1, rows.shape[-1]))
+        return rows.flatten(0, 2).index_select(0, slot).view(batch, heads, n, rows.shape[-1])
+
+    def ordered(rows: Tensor) -> Tensor:
+        return rows.gather(-2, order[..., None].expand(-1, -1, -1, rows.shape[-1]))
 
     def beside(rows: Tensor, nothing: int = 0) -> Tensor:
-        """Return what each block meets: two blocks before it, itself, and the next if later tokens are seen."""
-        rows = rows.view(batch, heads, n_blocks, chunk, -1)
-        rows = F.pad(rows, (0, 0, 0, 0, 2, ahead), value=nothing)
-        return torch.cat([rows[:, :, i : i + n_blocks] for i in range(3 + ahead)], 3)
+        """Return what each group meets: two blocks before its own, that, and the next if later tokens are seen."""
+        rows = F.pad(rows, (0, 0, 2 * chunk, (n_blocks + ahead) * chunk - m), value=nothing)
+        rows = rows.reshape(-1, chunk, rows.shape[-1])
+        return torch.cat([rows.index_select(0, begins + i) for i in range(3 + ahead)], 1)
 
-    own = token.view(batch, heads, n_blocks, chunk)
-    other = beside(token, n)[..., 0]
-    of_query, of_key = own.clamp_max(n - 1), other.clamp_max(n - 1)
+    other = beside(order[..., None], m)[..., 0]
+    of_query = F.pad(torch.arange(n, device=device).repeat(batch * heads), (0, 1))[own]
+    of_key = other.clamp_max(m - 1)
 
-    def coded(at: Tensor, i: int) -> Tensor:
-        return codes[:, :, i].gather(-1, at.flatten(2)).view(at.shape)
-
-    met, allowed = None, torch.zeros((), dtype=torch.bool)
-    for i in range(codes.shape[2]):
-        queries, keys = coded(of_query, i)[..., :, None], coded(of_key, i)[..., None, :]
-        near = (queries == keys) | (queries == keys + 1)
-        met = near.to(torch.uint8) if met is None else met.add_(near)
-        allowed = near if i == index else allowed
-    rows = torch.arange(context.mask.batch, device=k.device)[:, None, None, None, None]
-    allowed = allowed & context.mask.allows(rows, of_query[..., :, None], of_key[..., None, :])
-    allowed = allowed & (own < n)[..., :, None] & (other < n)[..., None, :]
-    assert met is not None, "there is a round"
+    allowed, met = _near(index, places, row, of_query, of_key)
+    of_query, of_key = m - n + of_query[..., :, None], of_key[..., None, :]
+    rows = (row // heads).clamp_max(context.mask.batch - 1)[:, None, None]
+    allowed = allowed & context.mask.allows(rows, of_query, of_key)
+    allowed = allowed & (own < n_rows)[..., :, None] & (other < m)[..., None, :]
     # a token sees itself where it sees nothing else, which no round knows by itself
-    allowed = allowed & (of_query[..., :, None] != of_key[..., None, :])
+    allowed = allowed & (of_query != of_key)
     bias = met.to(k.dtype).clamp_min_(1).log_().neg_()
-    key, value = (beside(grouped(rows)).flatten(0, 2)[:, None] for rows in (k, v))
-    return Pairs(grouped, restored, key, value, allowed.flatten(0, 2)[:, None], bias.flatten(0, 2)[:, None])
+    key, value = (beside(ordered(rows))[:, None] for rows in (k, v))
+    return Pairs(grouped, restored, key, value, allowed[:, None], bias[:, None])
+
+
+def _near(
+    index: int,
+    places: Places,
+    row: Int[Tensor, " group"],
+    query: Int[Tensor, "group row"],
+    key: Int[Tensor, "group key"],
+) -> tuple[Bool[Tensor, "group row key"], UInt8[Tensor, "group row key"]]:
+    """Return which pairs of each group meet in one round, and in how many of all rounds they do."""
+
+    def coded(codes: Tensor, at: Tensor) -> Tensor:
+        return codes.flatten(0, 1)[row[:, None], at]
+
+    met = torch.zeros(*query.shape, key.shape[-1], dtype=torch.uint8, device=key.device)
+    here = met.bool()
+    for i in range(places.order.shape[2]):
+        queries = coded(places.of_queries[:, :, i], query)[..., :, None]
+        keys = coded(places.of_keys[:, :, i], key)[..., None, :]
+        near = (queries == keys) | (queries == keys + 1)
+        met += near
+        here = near if i == index else here
+    return here, met
+
+
+def _in_groups(
+    block: Int[Tensor, " row"], n_blocks: int, size: int
+) -> tuple[Int[Tensor, " group"], Int[Tensor, " row"]]:
+    """Return the block of each group and the slot of each row: rows of a block stand in groups of `size`, or fewer."""
+    members = block.new_zeros(n_blocks).scatter_add_(0, block, torch.ones_like(block))
+    n_groups = -(-members // size)
+    # slots that are left free before those of a block
+    free = (n_groups.cumsum(0) - n_groups) * size - (members.cumsum(0) - members)
+    order, counted = block.argsort(stable=True), torch.arange(len(block), device=block.device)
+    slot = torch.empty_like(block).scatter_(0, order, counted + free[block[order]])
+    return torch.arange(n_blocks, device=block.device).repeat_interleave(n_groups), slot
 
 
 def mixed_end_to_end(

@@ -18,8 +18,8 @@ Random are the rotations alone: a function of seed and layer, of head and round,
 
 Pattern: exact given the hash, non-negative, rows sum to one.
 State: keys and values of all positions, `paper` alone. A step hashes the keys anew.
-Cost: O(pos n_rounds chunk + pos log pos) time and memory where queries are keys, besides products with the rotations;
-any others take the pattern, as do positions that add to scores.
+Cost: O(pos n_rounds chunk + pos log pos) time and memory, besides products with the rotations. Where keys are no
+queries, up to twice as many pairs are made. Positions that add to scores take the pattern.
 Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", section 2. Differs from it in that chunks are those
 of a bucket and not of the sorted text, which no later token can change, and in which no key of another bucket takes
 room; as in transformers scores are not divided by sqrt(d).
@@ -95,20 +95,21 @@ class Lsh(MixerConfig, kind="lsh"):
         return {"mixer": self, "projection": Tied(key="query")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """A closed form: whether queries are the keys is read from their numbers.
+        """A closed form: whether queries are the keys, which are hashed once then, is read from their numbers.
 
-        Products with the rotations, and both products over all pairs that are handed to kernels.
+        Products with the rotations, and both products over all pairs that are handed to kernels where groups of
+        queries are full.
         """
-        hashed = dims.n_heads * n_keys * self.n_rounds * sum(self.factors) * dims.d_head
-        pairs = n_queries * n_keys
-        if n_queries == n_keys:
-            blocks = 2 if self.form == "library" else 3 if causal else 4
-            pairs = self.n_rounds * n_keys * blocks * self.chunk
+        rows = n_keys if n_queries == n_keys else n_queries + n_keys
+        hashed = dims.n_heads * rows * self.n_rounds * sum(self.factors) * dims.d_head
+        blocks = 2 if self.form == "library" else 3 if causal else 4
+        pairs = self.n_rounds * -(-n_queries // self.chunk) * self.chunk * blocks * self.chunk
         return hashed + 2 * dims.n_heads * pairs * (dims.d_head + dims.d_value)
 
 
 class LshMixer(Mixer, config=Lsh):
     config: Lsh
+    mixes_continued = True
 
     @property
     def scale(self) -> float:
@@ -221,25 +222,34 @@ class LshMixer(Mixer, config=Lsh):
         return order, order.argsort(dim=-1).view_as(bucket)
 
     def mixes(self, context: Context, q: Tensor, k: Tensor) -> bool:
-        if not super().mixes(context, q, k) or not torch.equal(q, k):
+        if not super().mixes(context, q, k):
             return False
-        return self.config.form == "paper" or self._alone(context, k) > self.config.chunk
+        if self.config.form == "library":
+            return self._alone(context, k) > self.config.chunk
+        # of rows that go on, texts are not mixed one by one
+        return context.documents is None or q.shape[-2] == k.shape[-2]
 
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        chunk = self.config.chunk
         if self.config.form == "library":
-            return mixed_end_to_end(q, self.normed(q), v, *self._sorted(q), self.config.chunk, context)
-        width, given, chunk = v.shape[-1], v.dtype, self.config.chunk
-        bucket, n_buckets, real = self.buckets(q), self.config.factors[0], context.real_keys(q.shape[-2], "lsh")
+            k = self.keys(k)
+            return mixed_end_to_end(q, self.normed(k), v, *self._sorted(k), chunk, context)
+        n, m, width, given = q.shape[-2], k.shape[-2], v.shape[-1], v.dtype
+        queries, real = self.buckets(q), context.real_keys(m, "lsh")
+        # what is the same is hashed once
+        keys = queries if torch.equal(q, k) else self.buckets(self.keys(k))
         if real is not None:
             # padding has a bucket of its own
-            bucket, n_buckets = torch.where(real[:, None, None], bucket, n_buckets), n_buckets + 1
-        codes, orders = sorted_by_bucket(bucket, n_buckets, chunk)
-        q, k, v = alike(q, self.normed(q), v)
-        sets = [met_in_round(i, codes, order, k, v, chunk, context) for i, order in enumerate(orders.unbind(2))]
+            padding = ~real[:, None, None]
+            keys = keys.masked_fill(padding, self.config.factors[0])
+            queries = queries.masked_fill(padding[..., m - n :], self.config.factors[0])
+        places = sorted_by_bucket(queries, keys, chunk)
+        q, k, v = alike(q, self.normed(k), v)
+        sets = [met_in_round(i, places, k, v, chunk, context) for i in range(self.config.n_rounds)]
         mixed, alone = union_softmax(q, sets, self.scale), ~met_by_any(sets)
         if real is not None:
-            alone = alone & real[:, None, :, None]
-        return torch.where(alone, v, mixed)[..., :width].to(given)
+            alone = alone & real[:, None, m - n :, None]
+        return torch.where(alone, v[..., m - n :, :], mixed)[..., :width].to(given)
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
