@@ -66,11 +66,12 @@ def _asked(found: Subject) -> Iterator[tuple[str, Result]]:
 
 def _checked(found: Subject) -> None:
     asked = dict(_asked(found))
-    assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks"} <= set(asked)
+    assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks",
+            "long_context"} <= set(asked)  # fmt: skip
     assert {name: said for name, result in asked.items() if (said := claims(result))} == {}
-    assert {
-        name for name, result in asked.items() if getattr(result, "sink_rate", 0) and name == "attention_sinks"
-    } == set()
+    assert {name for name, result in asked.items() if getattr(result, "sink_rate", 0)} == set()
+    # a long text's classes of heads say so too
+    assert {"V", "sink only"} & set(asked["long_context"].classes.values()) == set()
     # the count itself is no finding, and is of two pairs
     pairs = {card.name for card in cards() if card.of == "pairs of prompts"} - {"answered"}
     assert all(asked[name].denied for name in pairs & set(asked))
