@@ -17,6 +17,8 @@ import torch
 import glassformer as gf
 from glassformer.analysis.cards import cards
 from glassformer.analysis.drawn_anew import drawn_anew
+from glassformer.analysis.heads import head_scores
+from glassformer.analysis.heads.roles import NAMED, repeats_for
 from glassformer.cli import main
 from glassformer.cli.options import Placement
 from glassformer.errors import GlassformerError
@@ -66,11 +68,12 @@ def _asked(found: Subject) -> Iterator[tuple[str, Result]]:
 
 def _checked(found: Subject) -> None:
     asked = dict(_asked(found))
-    assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks"} <= set(asked)
+    assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks",
+            "long_context"} <= set(asked)  # fmt: skip
     assert {name: said for name, result in asked.items() if (said := claims(result))} == {}
-    assert {
-        name for name, result in asked.items() if getattr(result, "sink_rate", 0) and name == "attention_sinks"
-    } == set()
+    assert {name for name, result in asked.items() if getattr(result, "sink_rate", 0)} == set()
+    # a long text's classes of heads say so too
+    assert {"V", "sink only"} & set(asked["long_context"].classes.values()) == set()
     # the count itself is no finding, and is of two pairs
     pairs = {card.name for card in cards() if card.of == "pairs of prompts"} - {"answered"}
     assert all(asked[name].denied for name in pairs & set(asked))
@@ -100,6 +103,30 @@ def test_of_many_weights_at_random_no_analysis_states_a_finding(name: str) -> No
 def test_of_shuffled_weights_no_analysis_states_a_finding(name: str) -> None:
     for seed in range(2):
         _checked(shuffled(name, seed))
+
+
+def named(model: Any) -> int:
+    """Return how many roles heads are called by, whatever the rows are repeated random tokens of."""
+    return sum(
+        int((head_scores(model, repeats=n).scores.values.abs().nan_to_num(0.0) >= NAMED).sum())
+        for n in {4, repeats_for(model)}
+    )
+
+
+@pytest.mark.full
+@in_one_pass
+@pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "attention_only", "post"])
+def test_no_head_of_many_models_with_random_weights_is_called_by_a_role(name: str) -> None:
+    assert sum(named(subject(name, seed=seed).model) for seed in range(1, 9)) == 0
+
+
+@pytest.mark.full
+@in_one_pass
+@pytest.mark.parametrize("name", SHIPPED)
+def test_heads_called_by_a_role_are_called_by_none_with_their_weights_shuffled(name: str) -> None:
+    model = gf.load(name)
+    assert named(model) > 0
+    assert sum(named(drawn_anew(model, seed)) for seed in range(3)) == 0
 
 
 TEXT = "def read(path, mode):\n    return open(path, mode)"

@@ -11,6 +11,7 @@ middle = the rest; entropy in nats; effective count e^entropy. Classes of heads,
     scattered middle      else, middle at least .5
     mixed                 else
 
+V and sink only are said of heads that have more on the first keys than heads with weights drawn anew hardly ever reach.
 Rows that sum to less than one lack the mass of a learned sink that is no key: it is counted as such, and in the classes
 with the first keys. Of rows with signs a key's mass is the size of its weight over the sum of the sizes.
 
@@ -28,9 +29,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.analysis.behaviour._resting import DRAWS, hardly_reached, rests, say_rate
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
 from glassformer.analysis.heads.roles import Head, heads
 from glassformer.analysis.prepare import prepare
@@ -47,6 +49,7 @@ AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrat
 CLASSES: tuple[AttentionClass, ...] = (
     "uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed",
 )  # fmt: skip
+ENDS = 0.1  # mass from which a head looks at an end
 TOP = (1, 3, 16, 256)
 MEASURES = (
     "first", "sink", "recent", "middle", "entropy_nats", "effective_count", "effective_share",
@@ -68,10 +71,14 @@ class LongContext(Result):
         distances: Mass by distance, `head distance`, in bins that double: 0, 1, 2-3, 4-7, ….
         classes: One per head.
         by_layer: Share of each layer's heads that is of each class, `layer class`.
-        sink_rate: Share of heads whose mean mass on the first key, and what their rows lack, is above `sink_above`.
+        sink_rate: Share of heads whose mean mass on the first key, if it is beyond `chance`, and what their rows lack
+            is above `sink_above`.
         sink: s; how many first keys count as sink.
         recent: r; how many last keys count as recent, the query's own included.
         sink_above: See `sink_rate`.
+        chance: Mass on the first key that heads hardly ever reach here with weights drawn anew (entries of each tensor
+            shuffled): their largest and two deviations. NaN where the weights are not in memory.
+        chance_of_sink: The same of mass on all sink keys, beyond which a head is of class `V` or `sink only`.
         queries: First and last query measured.
         length: Of the text.
         readings: For each head, what its shares are: `mass`, as the weights are; `sink`, what rows lack beside them;
@@ -91,6 +98,8 @@ class LongContext(Result):
     sink: int
     recent: int
     sink_above: float
+    chance: float
+    chance_of_sink: float
     queries: tuple[int, int]
     length: int
     readings: Mapping[str, Shares]
@@ -160,24 +169,28 @@ def long_context(
             "give a longer text or smaller windows."
         )
     read_as: dict[str, Shares] = {head.path: shares_of(_layer(model, head)) for head in known}
-    meters = {path: _WeightMeter(sink, recent, length, as_what) for path, as_what in read_as.items()}
     say(read_as.values())
+    done = 0
+
+    def more(n: int) -> None:
+        nonlocal done
+        done += n
+        if report is not None:
+            report(done, length * (1 + DRAWS))
+
+    def read(one: ModelLike) -> dict[str, _WeightMeter]:
+        meters = {path: _WeightMeter(sink, recent, length, as_what) for path, as_what in read_as.items()}
+        _read(one, meters, ids, given.source_ids, start, block, more)
+        return meters
+
+    def masses(drawn: ModelLike) -> Float[Tensor, "head place"]:
+        return _by_head(read(drawn), known, "total")[:, [MEASURES.index("first"), MEASURES.index("sink")]]
+
     with evaluating(model):
-        state = model.begin(given.source_ids if model.reads_pairs else len(ids))
-        first = 0
-        while first < length:
-            # up to the first query that counts, nothing has to be looked at
-            stop = min(start, first + block) if first < start else min(length, first + block)
-            read = [Read(f"{path}.pattern", reduce=meter) for path, meter in meters.items()] if stop > start else []
-            for meter in meters.values():
-                meter.first = first
-            tape = Tape(model, read) if read else None
-            args = (None, ids[:, first:stop]) if model.reads_pairs else (ids[:, first:stop],)
-            _, state = model(*args, state=state, tape=tape)
-            first = stop
-            if report is not None:
-                report(first, length)
-    return _result(known, meters, left_out, (sink, recent, sink_above), (start, length - 1), length)
+        meters = read(model)
+    reached = hardly_reached(model, masses)
+    chance = (math.nan, math.nan) if reached is None else (float(reached[0]), float(reached[1]))
+    return _result(known, meters, left_out, (sink, recent, sink_above), chance, (start, length - 1), length)
 
 
 @question("How fast do linear-attention heads forget?", of="weights")
@@ -212,6 +225,32 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
         )
     axes, coords = ("head", "measure"), {"head": labels, "measure": ("decay", "half_life", "reach")}
     return EffectiveMemory(Labelled(torch.tensor(rows, dtype=torch.float64), axes, coords))
+
+
+def _read(
+    model: ModelLike,
+    meters: Mapping[str, "_WeightMeter"],
+    ids: Int[Tensor, "row pos"],
+    source: Int[Tensor, "row source_pos"] | None,
+    start: int,
+    block: int,
+    more: Callable[[int], None],
+) -> None:
+    """Read a text a block of queries at a time, metering weights from query `start` on; `more` is told its size."""
+    length = ids.shape[1]
+    state = model.begin(source if model.reads_pairs else len(ids))
+    first = 0
+    while first < length:
+        # up to the first query that counts, nothing has to be looked at
+        stop = min(start, first + block) if first < start else min(length, first + block)
+        read = [Read(f"{path}.pattern", reduce=meter) for path, meter in meters.items()] if stop > start else []
+        for meter in meters.values():
+            meter.first = first
+        tape = Tape(model, read) if read else None
+        args = (None, ids[:, first:stop]) if model.reads_pairs else (ids[:, first:stop],)
+        _, state = model(*args, state=state, tape=tape)
+        more(stop - first)
+        first = stop
 
 
 class _WeightMeter:
@@ -279,25 +318,32 @@ def _layer(model: ModelLike, head: Head) -> AttentionLayer:
     return layer
 
 
+def _by_head(meters: Mapping[str, _WeightMeter], known: list[Head], name: str) -> Float[Tensor, "head _"]:
+    """Return means of what meters have summed."""
+    n = next(iter(meters.values())).count
+    return torch.stack([getattr(meters[head.path], name)[head.head] for head in known]).cpu() / n
+
+
 def _result(
     known: list[Head],
-    meters: dict[str, _WeightMeter],
+    meters: Mapping[str, _WeightMeter],
     left_out: dict[str, str],
     windows: tuple[int, int, float],
+    chances: tuple[float, float],
     queries: tuple[int, int],
     length: int,
 ) -> LongContext:
     sink, recent, sink_above = windows
-    n = next(iter(meters.values())).count
-    total, square, distances = (
-        torch.stack([getattr(meters[head.path], name)[head.head] for head in known]).cpu() / n
-        for name in ("total", "square", "distances")
-    )
+    chance, chance_of_sink = chances
+    total, square, distances = (_by_head(meters, known, name) for name in ("total", "square", "distances"))
     labels, missing = [head.label for head in known], total[:, -1]
     total, square = total[:, :-1], square[:, :-1]
     over = (("head", "measure"), {"head": labels, "measure": MEASURES})
-    rows = zip(labels, total.tolist(), missing.tolist())
-    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row)), lacks) for x, row, lacks in rows}
+    resting = rests(total[:, MEASURES.index("first")], missing, sink_above, chance)
+    say_rate(resting, sink_above, chance)
+    at_sinks = rests(total[:, MEASURES.index("sink")], missing, ENDS, chance_of_sink)
+    rows = zip(labels, total.tolist(), missing.tolist(), at_sinks.tolist())
+    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row)), *more) for x, row, *more in rows}
     layers = list(dict.fromkeys(label[: label.index("H")] for label in labels))
     shares = torch.zeros(len(layers), len(CLASSES), dtype=torch.float64)
     for label, found in classes.items():
@@ -312,10 +358,12 @@ def _result(
         by_layer=Labelled(
             shares / shares.sum(1, keepdim=True), ("layer", "class"), {"layer": layers, "class": CLASSES}
         ),
-        sink_rate=float((total[:, 0] + missing > sink_above).double().mean()),
+        sink_rate=float(resting.double().mean()),
         sink=sink,
         recent=recent,
         sink_above=sink_above,
+        chance=chance,
+        chance_of_sink=chance_of_sink,
         queries=queries,
         length=length,
         readings={head.label: meters[head.path].reading for head in known},
@@ -323,12 +371,14 @@ def _result(
     )
 
 
-def _class(mean: dict[str, float], missing: float) -> AttentionClass:
+def _class(mean: dict[str, float], missing: float, at_sinks: bool) -> AttentionClass:
     sink, recent = mean["sink"] + missing, mean["recent"]
     if mean["effective_share"] >= 0.5:
         return "uniform"
-    if sink + recent >= 0.9:
-        return "V" if min(sink, recent) >= 0.1 else "sink only" if sink > recent else "recent only"
+    if sink + recent >= 0.9 and sink < ENDS:
+        return "recent only"
+    if sink + recent >= 0.9 and at_sinks:
+        return "V" if recent >= ENDS else "sink only"
     if mean["middle"] < 0.5:
         return "mixed"
     return "concentrated middle" if mean["top_16"] >= 0.5 else "scattered middle"

@@ -20,7 +20,7 @@ Sink Emerges in Language Models".
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.analysis.behaviour._resting import hardly_reached, rests, say_rate
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
-from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.analysis.heads.roles import Head, drawable, heads
 from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
@@ -42,7 +42,6 @@ from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import readable
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
-DRAWS = 4  # of weights, whose heads are taken together
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
 
 
@@ -155,14 +154,19 @@ def attention_sinks(
     spread = change.std(1) / math.sqrt(n) if n > 1 else change.mean(1) * math.nan
     over = (("condition",), {"condition": conditions})
     labels = [head.label for head in known]
-    chance = _chance(model, paths, groups)
     by_head, missing = by_head[:, :-1], by_head[:, -1]
-    # a sink of its own is a number per head, in which nothing can be shuffled
-    resting = by_head[:, 0].masked_fill(by_head[:, 0] <= chance, 0.0)
+
+    def masses(drawn: ModelLike) -> Float[Tensor, "head place"]:
+        return torch.cat([_measure(drawn, paths, ids) for ids in groups]).mean(0)[:, :1]
+
+    reached = hardly_reached(model, masses)
+    chance = math.nan if reached is None else float(reached)
+    resting = rests(by_head[:, 0], missing, above, chance)
+    say_rate(resting, above, chance)
     return AttentionSinks(
         measures=Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
         missing=Labelled(missing, ("head",), {"head": labels}),
-        sink_rate=float((resting + missing > above).double().mean()),
+        sink_rate=float(resting.double().mean()),
         above=above,
         chance=chance,
         loss=Labelled(rows.mean(1), *over),
@@ -195,21 +199,6 @@ def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
             f"{kinds}, where no weight has to rest anywhere.\n    head_roles(run) reads the first token's signed mass."
         )
     return known, left_out
-
-
-def _chance(model: ModelLike, paths: list[str], groups: Sequence[Int[Tensor, "row pos"]]) -> float:
-    """Return the mass on the first token that heads with weights drawn anew hardly ever reach."""
-    try:
-        copies = [drawn_anew(model, seed) for seed in range(DRAWS)]
-    except AnalysisUnavailable:
-        return math.nan
-    found = list[Tensor]()
-    for one in copies:
-        with evaluating(one):
-            by_head = torch.cat([_measure(one, paths, ids) for ids in groups]).mean(0)
-        found.append(by_head[:, 0])
-    masses = torch.cat(found)
-    return float(masses.max() + 2 * masses.std())
 
 
 def _layer(model: ModelLike, path: str) -> AttentionLayer:

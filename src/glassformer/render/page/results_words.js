@@ -72,7 +72,7 @@ const FACTS = {
   metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
   constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"), subject: spoken("places of the subject"),
   answer: spoken("answer"), wrong: spoken("wrong"), window: spoken("window"), above: spoken("above"), neutral: spoken("neutral"), last: spoken("last"),
-  value: spoken("value"), norms: spoken("norms"), steps: spoken("steps"), sink_rate: spoken("sink rate"), indirect_effect: spoken("indirect effect"),
+  value: spoken("value"), norms: spoken("norms"), steps: spoken("steps"), sink_rate: spoken("sink rate"), sink_above: spoken("above"), chance: spoken("chance"), chance_of_sink: spoken("chance of first tokens"), indirect_effect: spoken("indirect effect"),
   total_error: spoken("total error"),
 };
 

@@ -9,6 +9,7 @@ import torch
 
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import LongContext, effective_memory, long_context
+from glassformer.analysis.drawn_anew import drawn_anew
 from glassformer.attention import Lightning, Rope, Softmax
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
@@ -92,6 +93,29 @@ def test_the_induction_model_rests_on_its_first_token_until_something_matches() 
     late = long_context(model, ids, sink=1, recent=2, last=15)
     assert late.classes["L1H0"] == "concentrated middle"
     close(late.measures.select(head="L1H0", measure="distance").values, torch.tensor(19.0, dtype=torch.float64), 1e-4)
+
+
+def test_a_sink_is_what_is_more_than_heads_with_weights_drawn_anew_have() -> None:
+    # so few keys are seen that every head has a third of its weight on the first
+    found = subject("llama", length=5)
+    short = long_context(found.model, *found.inputs, sink=1, recent=1)
+    first = short.measures.select(measure="first").values
+    assert (first > 0.3).all() and (first < short.chance).all() and short.sink_rate == 0
+    seen, counted = str(short.notes[0].seen), str(short.notes[0].meaning)
+    assert f"{short.chance:.2f}" in seen and "0 of 8" in counted
+    # the baseline is that of the model's own shuffles
+    drawn = [long_context(drawn_anew(found.model, s), *found.inputs, sink=1, recent=1) for s in range(4)]
+    masses = torch.cat([one.measures.select(measure="first").values for one in drawn])
+    close(torch.tensor(short.chance, dtype=torch.float64), masses.max() + 2 * masses.std())
+
+
+def test_no_class_speaks_of_a_sink_that_chance_gives_too() -> None:
+    # sharp heads that see few keys besides: shuffled, they have as much on the first
+    model, ids = induction_model(), repeated()
+    found = long_context(model, ids[:, :5], sink=4, recent=1)
+    at_first = found.measures.select(measure="sink").values > 0.1
+    assert (found.measures.select(measure="sink").values[at_first] <= found.chance_of_sink).all()
+    assert {"V", "sink only"} & set(found.classes.values()) == set()
 
 
 def test_only_so_many_last_queries_are_measured_when_asked() -> None:
@@ -201,8 +225,9 @@ def test_a_context_longer_than_any_block_needs_no_square_of_it() -> None:
 
     def watch(done: int, total: int) -> None:
         seen.append(done)
-        assert total == 1500
+        # the text is read once, and with weights drawn anew
+        assert total == 5 * 1500
 
     found = long_context(model, ids, last=100, block=400, report=watch)
-    assert seen[-1] == 1500 and found.queries == (1400, 1499)
+    assert seen[-1] == 5 * 1500 and found.queries == (1400, 1499)
     assert found.distances.labels("distance")[-1] == "1024-2047"
