@@ -55,6 +55,7 @@ class Run(Viewed, Mapping[str, Labelled]):
         output: What a model we did not write returned.
         model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
         bound: What it is of: see `provenance`.
+        edited: Names of the sites that were edited; none after loading.
     """
 
     sites: Mapping[str, Labelled]
@@ -63,6 +64,7 @@ class Run(Viewed, Mapping[str, Labelled]):
     output: Any = None
     model: Any = None
     bound: Bound | None = None
+    edited: frozenset[str] = frozenset()
 
     @property
     def ids(self) -> Tensor | None:
@@ -583,6 +585,7 @@ def run(
         output=None if ours and not silent else output,
         model=parts_of(model),
         bound=None if is_gathering() else Binding("run", model, given.shown),
+        edited=frozenset(tape.edits),
     )
 
 

@@ -12,17 +12,18 @@ from glassformer.files import json_text, tensors_in, write
 from glassformer.provenance import Binding
 
 SECONDS = 10.0
+PROVENANCE = "provenance"
 
 
 class SavedWork:
-    """Tensors in a file that says what work they are of; nothing without a path.
+    """Tensors and texts in a file that says what work they are of; nothing without a path.
 
     Args:
         path: The file.
         kind: What the work is called, `sweep`.
         identity: What tells it from other work of the kind.
         other: What a file of other work holds, and what is other then, for the error.
-        bound: What it is of, written beside the tensors.
+        bound: What it is of, written beside them.
 
     Raises:
         CheckpointError: The file is damaged, or of other work.
@@ -32,6 +33,7 @@ class SavedWork:
         self.path, self.kind, self.other, self.bound = path, kind, other, bound
         self.identity = hashlib.sha256(identity).hexdigest()
         self.tensors: dict[str, Tensor] = {}
+        self.texts: dict[str, str] = {}
         self._saved = time.monotonic()
         if path is not None and path.exists():
             self._read(path)
@@ -40,14 +42,14 @@ class SavedWork:
         """Whether it is time to save."""
         return self.path is not None and time.monotonic() - self._saved > SECONDS
 
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write these tensors in place of those that the file has."""
+    def save(self, tensors: Mapping[str, Tensor], texts: Mapping[str, str] | None = None) -> None:
+        """Write these tensors and texts in place of what the file has."""
         if self.path is None:
             return
         from safetensors.torch import save
 
-        said = json_text(self.bound.said().to_dict())
-        write(self.path, save(dict(tensors), {self.kind: self.identity, "provenance": said}))
+        said = {self.kind: self.identity, PROVENANCE: json_text(self.bound.said().to_dict())}
+        write(self.path, save(dict(tensors), {**(texts or {}), **said}))
         self._saved = time.monotonic()
 
     def _read(self, path: Path) -> None:
@@ -55,10 +57,11 @@ class SavedWork:
 
         try:
             with tensors_in(path) as file:
-                identity = (file.metadata() or {}).get(self.kind)
+                texts = file.metadata() or {}
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f'cannot read a {self.kind} from "{path}": {error}') from error
-        if identity != self.identity:
+        if texts.get(self.kind) != self.identity:
             raise CheckpointError(f'"{path}" holds {self.other}.\n    Give another file, or delete that one.')
         self.tensors = found
+        self.texts = {name: text for name, text in texts.items() if name not in (self.kind, PROVENANCE)}

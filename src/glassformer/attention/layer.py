@@ -211,6 +211,11 @@ class AttentionLayer(SubLayerModule):
         )
 
     @property
+    def at_write(self) -> str:
+        """Site that stands for what a head writes, and for nothing else: z where that is z W_O, head_out elsewhere."""
+        return self.at.z if self.merge.linear and self.merge.gate is None else self.at.head_out
+
+    @property
     def traits(self) -> Traits:
         """The mechanism's traits as seen from outside: what norms on z make of them, and how scores are made."""
         traits = self.mixer.traits

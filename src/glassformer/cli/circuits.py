@@ -51,7 +51,7 @@ def circuits(
             many as hold 16384 tokens, or none where that would take more than a few minutes.
         top: Entries per table.
         seed: Of random tokens and random matrices.
-        save_to: Keep finished ablations in this folder; the same command goes on from it.
+        save_to: Keep finished steps and ablations in this folder; the same command goes on from it.
     """
     from glassformer import analysis, weights
     from glassformer.analysis.reports.training_facts import training_facts
@@ -64,7 +64,7 @@ def circuits(
     require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
     if model is None and run is None:
         raise ConfigError("give a model (glassformer models lists those that ship) or --run FOLDER.")
-    check(output, save_to=None if save_to is None else save_to / "batch-0.safetensors")
+    check(output, save_to=None if save_to is None else save_to / "steps.safetensors")
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
     loaded = placed_model(str(run) if model is None else model, placement)

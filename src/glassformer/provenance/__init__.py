@@ -10,10 +10,11 @@ from glassformer.provenance.notes import (
     is_gathering,
     length_note,
     outgrown_note,
+    overheard,
     tell,
 )
 
 __all__ = [
     "Binding", "Bound", "Given", "ModelNote", "Note", "Provenance", "about", "distinct", "gathered", "is_gathering",
-    "length_note", "of_runs", "of_several", "outgrown_note", "tell",
+    "length_note", "of_runs", "of_several", "outgrown_note", "overheard", "tell",
 ]  # fmt: skip

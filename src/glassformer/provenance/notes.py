@@ -66,17 +66,34 @@ def about(said: Callable[[str], Sentence]) -> Iterator[None]:
     Args:
         said: From what was seen to the sentence that names it.
     """
-    outer = _GATHERED.get()
-    if outer is None:
+    if not is_gathering():
         yield
         return
+    with _apart() as found:
+        yield
+    tell(note if isinstance(note, ModelNote) else replace(note, seen=said(note.seen)) for note in found)
+
+
+@contextmanager
+def overheard() -> Iterator[dict[Note, None]]:
+    """Collect what is told inside, and tell it to the analysis at work too."""
+    found: dict[Note, None] = {}
+    try:
+        with _apart() as found:
+            yield found
+    finally:
+        tell(found)
+
+
+@contextmanager
+def _apart() -> Iterator[dict[Note, None]]:
+    """Collect what is told inside; whoever gathers outside is told nothing."""
     found: dict[Note, None] = {}
     token = _GATHERED.set(found)
     try:
-        yield
+        yield found
     finally:
         _GATHERED.reset(token)
-    tell(note if isinstance(note, ModelNote) else replace(note, seen=said(note.seen)) for note in found)
 
 
 def is_gathering() -> bool:

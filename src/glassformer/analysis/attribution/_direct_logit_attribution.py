@@ -11,7 +11,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -165,13 +165,17 @@ def _mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Flo
     return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
 
 
-def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
+def _component_sites(model: ModelLike, done: Run | None = None) -> list[str]:
     """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
     names = vector_sites(require_model(model).output_embed)
     for layer in model.sub_layers():
         if layer.attention is None:
             names.append(layer.at_out)
-        elif layer.attention.at.head_out not in have:
+            continue
+        whole = layer.attention.at.head_out
+        if done is not None and (whole in done or whole in done.edited):
+            names.append(whole)
+        else:
             names += _merge_sites(layer.attention, layer.at_read)
     return names + [site for site in scale_sites(model) if site not in names]
 

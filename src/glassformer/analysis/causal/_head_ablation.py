@@ -24,7 +24,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.causal._site_grid import write_site
 from glassformer.analysis.heads.roles import Head, heads
 from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
@@ -288,7 +287,7 @@ def _losses(
     method.require(model)
     if not sets:
         raise AnalysisUnavailable("ablate: the model has no heads.")
-    replaced = {path: f"{path}.{write_site(layer)}" for path, layer in _layers(model).items()}
+    replaced = {path: layer.at_write for path, layer in _layers(model).items()}
     means = _means(model, batches, sets.values(), replaced) if method.value == "mean" else {}
     plan = Plan([_replacing(members, replaced, means) for members in sets.values()], {"heads": list(sets)})
     held = method.held(model)

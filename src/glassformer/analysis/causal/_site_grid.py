@@ -19,7 +19,6 @@ from typing import Any
 from torch import nn
 
 from glassformer.analysis.contrasts import Roles
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
 from glassformer.models import Model, ModuleLike, Stack, SubLayer
@@ -259,13 +258,8 @@ def _quantities(
     for part in stack.sub_layers():
         attention = part.attention
         if (attention is not None) == (role == "attn") and (layers is None or part.layer in layers):
-            named = write_site(attention) if quantity == "write" and attention is not None else quantity
-            yield part, f"{part.path}.{named}"
-
-
-def write_site(layer: AttentionLayer) -> str:
-    """Return the quantity that stands for what a head writes, and for nothing else."""
-    return "z" if layer.merge.linear and layer.merge.gate is None else "head_out"
+            writes = quantity == "write" and attention is not None
+            yield part, attention.at_write if writes else f"{part.path}.{quantity}"
 
 
 def _refuse(layer: SubLayer, quantity: str, analysis: str) -> None:

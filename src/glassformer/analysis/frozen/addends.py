@@ -13,27 +13,37 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import Component, bias_of, vector_sites, written_by
 from glassformer.analysis.frozen.norm import FrozenNorm
-from glassformer.attention import per_query_head
+from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, UnknownSite, nearest
 from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
 
 
-def residual_sites(model: ModelLike, stack: str | None = None, place: str | None = None) -> list[str]:
+def residual_sites(
+    model: ModelLike, stack: str | None = None, place: str | None = None, done: Run | None = None
+) -> list[str]:
     """Return the sites that `writes` and its neighbours read, the stream itself included.
 
     Args:
         model: One of ours.
         stack: `encoder` or `decoder` of a model that has two; the decoder by default.
         place: A place in its stream: what was written before it is enough. All by default.
+        done: Run that is to be taken apart: what it has of heads' writes, or edited in them, goes before what they are
+            made of.
     """
     name = require_model(model).stack_name(stack)
     found, layers = vector_sites(model.embeddings[name]), model.sub_layers(name)
     for layer in layers if place is None else written_before(layers, place):
-        found.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
+        found.append(layer.at_out if layer.attention is None else _write_site(layer.attention, done))
         found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
         found += layer.block.at_resid
     found += [] if place is None else [place]
     return list(dict.fromkeys(found))
+
+
+def _write_site(part: AttentionLayer, done: Run | None) -> str:
+    """Return the site that heads' writes are taken from: mixed values where these are enough, which are smaller."""
+    whole = part.at.head_out
+    return whole if done is not None and (whole in done or whole in done.edited) else part.at_write
 
 
 def source_sites(model: ModelLike) -> list[str]:
@@ -58,7 +68,7 @@ def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Ten
     site, stack = place_of(run, site)
     model: Model = run.model
     embed, entry = model.embeddings[stack], "enc " if stack == "encoder" else ""
-    run.require(residual_sites(model, stack, site), "writes")
+    run.require(residual_sites(model, stack, site, run), "writes")
     earlier = written_before(model.sub_layers(stack), site)
 
     def read(site: str) -> Tensor:
@@ -87,7 +97,10 @@ def _written(run: Run, layer: SubLayer) -> tuple[list[Component], Tensor]:
     found, part = written_by(layer), layer.attention
     if part is None:
         return found, run[layer.at_out].values
-    written = run[part.at.head_out].values[0]
+    source = _write_site(part, run)
+    written = run[source].values[0]
+    if source == part.at.z:
+        written = written @ part.merge.matrix().detach()
     if part.merge.output.bias is None:
         return found, written
     bias = part.merge.output.bias.detach().expand(1, *written.shape[1:])

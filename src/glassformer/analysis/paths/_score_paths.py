@@ -92,11 +92,15 @@ class ScorePaths(Result):
         return [name for name in super()._derived() if name != "terms" or n <= MOST_TERMS]
 
 
-def score_sites(model: ModelLike, head: str | None = None) -> list[str]:
-    """Return the sites that `score_paths` reads, to be passed as `read=`: of one head those written before it."""
+def score_sites(model: ModelLike, head: str | None = None, done: Run | None = None) -> list[str]:
+    """Return the sites that `score_paths` reads, to be passed as `read=`: of one head those written before it.
+
+    Args:
+        done: As for `residual_sites`.
+    """
     layers = model.sub_layers()
     asked = layers if head is None else [layer for layer in layers if head in head_labels(layer)]
-    found = residual_sites(model, place=asked[0].at_stream if head is not None and asked else None)
+    found = residual_sites(model, place=asked[0].at_stream if head is not None and asked else None, done=done)
     before = [layer.before for layer in asked]
     found += [norm.at_scale for norm in before if norm is not None and not norm.identity]
     within = [layer for layer in asked if (a := layer.self_attention) and a.projection.norms_within]
@@ -133,7 +137,7 @@ def score_paths(
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
     layer, part, h = _find(run.model, head)
-    run.require(score_sites(run.model, head), "score_paths")
+    run.require(score_sites(run.model, head, run), "score_paths")
     context = make_context(1, len(run.tokens), part.projection.qkv.weight.device, is_causal=True)
     places = [None if p is None else run.place(p) for p in (query, key)]
     kept = [slice(None) if p is None else slice(p, p + 1) for p in places]

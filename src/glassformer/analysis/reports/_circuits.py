@@ -30,7 +30,7 @@ from glassformer.analysis.from_weights import (
     induction_circuits,
     positional_heads,
 )
-from glassformer.analysis.heads import HeadEvaluation, HeadScores, evaluate_heads, head_scores
+from glassformer.analysis.heads import evaluate_heads, head_scores
 from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens, repeats_for
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
@@ -43,6 +43,7 @@ from glassformer.analysis.reports._circuits_findings import (
     stands_out,
     verdict,
 )
+from glassformer.analysis.reports._saved_steps import SavedSteps
 from glassformer.analysis.reports.circuits_document import (
     Circuits,
     EdgeFacts,
@@ -96,11 +97,11 @@ def circuits(
         k: Entries per table.
         report: Called as it goes with steps done, steps in all and the analysis that is under way: one step each, but
             one for every head that is ablated.
-        save_to: Folder for finished ablations, which take longest. A report that was interrupted goes on from it; files
-            of another model or other rows are refused.
+        save_to: Folder for finished steps and finished ablations. A report that was interrupted goes on from it; files
+            of another model, other rows or other arguments are refused.
 
     Raises:
-        CheckpointError: `save_to` holds ablations of another model or other rows, or is damaged.
+        CheckpointError: `save_to` holds what was found of another model, rows or arguments, or is damaged.
         AnalysisUnavailable: The model is none of ours, or a head is unknown.
 
     Example:
@@ -112,47 +113,49 @@ def circuits(
         w[label]
     # a step for every head that is ablated
     n_steps = len(heads_of(model)) if rows else 1
-    asked = _Asked(report, ANALYSES - 1 + n_steps)
+    arguments = {"heads": heads, "tokens": tokens, "k": k}
+    saved = SavedSteps(None if save_to is None else Path(save_to), model, rows, arguments, seed)
+    asked = _Asked(report, ANALYSES - 1 + n_steps, saved)
     # what holds most comes first, while little else is held
     trigrams, chance = asked("skip-trigrams", lambda: _trigrams(model, w, tokens, k, seed)) or ((), 0.0)
-    read = asked("bandwidth", lambda: bandwidth(w))
+    widths = asked("bandwidth", lambda: _widths(bandwidth(w))) or {}
     # what follows reads heads alone
     w = dataclasses.replace(w, mlps=())
-    copied = asked("copying by eigenvalues", lambda: copying(w))
-    placed = asked("heads that go by position", lambda: positional_heads(w))
-    composed = asked("composition", lambda: composition(w, seed=seed))
+    spectra = asked("copying by eigenvalues", lambda: _spectra(copying(w))) or ()
+    placed = asked("heads that go by position", lambda: _offsets(positional_heads(w))) or {}
+    edges = asked("composition", lambda: _edges(composition(w, seed=seed), 3 * k)) or ()
     repeats = repeats_for(model)
-    scored, measured = None, dict[str, dict[str, float]]()
-    if model.continues:
-        scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
-    else:
-        roles = asked("what heads attend to", lambda: head_scores(model, seed=seed, repeats=repeats))
-        measured = {} if roles is None else _by_pattern(roles)
+    roles = asked("what heads attend to", lambda: _roles(model, seed, repeats)) or {}
     if any(map(model.reads_ahead, model.stacks)):
         asked.unavailable.append(Unavailable("prefix matching", _reads_ahead(model)))
-    wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
+    through, wired = asked(
+        "induction from weights",
+        lambda: _induction(induction_circuits(w, seed=seed), len(heads_of(model)), k, roles, spectra),
+    ) or ({}, ())
     removed = asked(
         "ablation",
         lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within, save_to=save_to),
         steps=n_steps,
+        # which has a file of its own
+        kept=False,
     )
-    terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
-    losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
+    orders = asked("term importance", lambda: _orders(importance(model, *_given(rows, "term importance"))))
+    losses = asked("loss by position", lambda: _losses(model, _given(rows, "loss by position")))
 
-    facts = _heads(model, seed, repeats, copied, placed, read, scored, measured, wired, removed)
+    facts = _heads(model, seed, repeats, spectra, placed, widths, roles, through, removed)
     together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
         model=model_facts(model),
         findings=(),
         heads=facts,
-        edges=() if composed is None else _edges(composed, 3 * k),
-        induction=() if wired is None else _induction(wired, facts, k, copied),
+        edges=edges,
+        induction=wired,
         trigrams=trigrams,
-        eigenvalues=() if copied is None else _spectra(copied),
+        eigenvalues=spectra,
         pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
-        importance=() if terms is None else _orders(terms),
-        losses=() if losses is None else (LossFacts.of(sentence("the text given"), losses),),
+        importance=orders or (),
+        losses=losses or (),
         ablated_loss=None if removed is None else removed.loss,
         ablated_icl=None if removed is None else _known(removed.icl),
         together=_together(model, together, rows) if removed is not None and len(together) > 1 else None,
@@ -164,16 +167,16 @@ def circuits(
 class _Asked:
     """Asks one analysis after the other; what is not defined becomes an entry, not an end."""
 
-    def __init__(self, report: Callable[[int, int, str], None] | None, total: int) -> None:
-        self.report, self.total = report, total
+    def __init__(self, report: Callable[[int, int, str], None] | None, total: int, saved: SavedSteps) -> None:
+        self.report, self.total, self.saved = report, total, saved
         self.done, self.steps, self.name = 0, 0, ""
         self.unavailable: list[Unavailable] = []
 
-    def __call__(self, name: str, analysis: Callable[[], T], *, steps: int = 1) -> T | None:
+    def __call__(self, name: str, analysis: Callable[[], T], *, steps: int = 1, kept: bool = True) -> T | None:
         self.name, self.steps = name, steps
         self.within(0, 1)
         try:
-            return analysis()
+            return self.saved(name, analysis) if kept else analysis()
         except CheckpointError:
             # a file of other work is no reason to go on without it
             raise
@@ -203,54 +206,61 @@ def _heads(
     model: ModelLike,
     seed: int,
     repeats: int,
-    copied: Copying | None,
-    placed: PositionalHeads | None,
-    read: Bandwidth | None,
-    scored: HeadEvaluation | None,
-    by_pattern: Mapping[str, dict[str, float]],
-    wired: InductionCircuits | None,
+    spectra: Sequence[Spectrum],
+    placed: Mapping[str, tuple[int, float]],
+    widths: Mapping[str, float | None],
+    roles: Mapping[str, Mapping[str, float]],
+    through: Mapping[str, float | None],
     removed: Ablation | None,
 ) -> tuple[HeadCircuits, ...]:
-    measured = None if scored is None else scored.scores.select(setting="repeated")
-    n_tokens = 0 if scored is None else _distinct(model, seed, repeats)
+    copied = {spectrum.label: spectrum for spectrum in spectra}
+    copies_measured = any("copying" in scores for scores in roles.values())
+    n_tokens = _distinct(model, seed, repeats) if copies_measured else 0
     found = []
     for head in heads_of(model):
-        roles = by_pattern.get(head.label, {}) if measured is None else _row(measured, head.label, "evaluator")
-        offsets = {} if placed is None else _row(placed.scores, head.label, "offset")
-        best = max(offsets, key=lambda o: offsets[o], default=None)
+        scores, spectrum = roles.get(head.label, {}), copied.get(head.label)
+        offset, offset_score = placed.get(head.label, (None, None))
         facts = HeadCircuits(
             head.label, head.stack, head.part, head.layer, head.reading,
-            {name: x for name, x in roles.items() if name != "copying"},
-            copying_measured=None if "copying" not in roles else _times(roles["copying"], n_tokens),
-            copying=_at(copied and copied.ratio, head.label),
-            copying_through=_at(wired and wired.copy, head.label),
-            offset=None if best is None else int(best),
-            offset_score=None if best is None else offsets[best],
-            read_dimensions=_dimensions(read, f"{head.label} V"),
-            write_dimensions=_dimensions(read, head.label),
+            {name: x for name, x in scores.items() if name != "copying"},
+            copying_measured=None if "copying" not in scores else _times(scores["copying"], n_tokens),
+            copying=None if spectrum is None else spectrum.ratio,
+            copying_through=through.get(head.label),
+            offset=offset,
+            offset_score=offset_score,
+            read_dimensions=widths.get(f"{head.label} V"),
+            write_dimensions=widths.get(head.label),
             ablation_loss=_at(removed and removed.loss_change, head.label, "heads"),
             ablation_loss_spread=_at(removed and removed.loss_change_spread, head.label, "heads"),
             ablation_icl=_at(removed and removed.icl_change, head.label, "heads"),
         )  # fmt: skip
-        copies = copies_from(None if copied is None else _size(copied, head.label))
+        copies = _copies_from(spectrum)
         found.append(dataclasses.replace(facts, verdict=verdict(facts, copies), doubts=doubts(facts, copies)))
     return tuple(found)
 
 
-def _size(copied: Copying, head: str) -> int | None:
-    """Return how many eigenvalues a head's circuit has; None if it has no circuit."""
-    if head not in copied.eigenvalues.labels("head"):
-        return None
-    return int(copied.eigenvalues.select(head=head).values.abs().isfinite().sum())
+def _copies_from(spectrum: Spectrum | None) -> float:
+    """Return the ratio from which a head copies; one that has no circuit is given that of many eigenvalues."""
+    return copies_from(None if spectrum is None else len(spectrum.values))
 
 
-def _by_pattern(found: HeadScores) -> dict[str, dict[str, float]]:
-    """Return each head's roles, called as the evaluators that read patterns are, without what is undefined."""
-    rows = {str(label): _row(found.scores, str(label), "role") for label in found.scores.labels("head")}
-    return {
-        label: {"prefix_matching" if role == "induction" else role: score for role, score in row.items()}
-        for label, row in rows.items()
-    }
+def _offsets(found: PositionalHeads) -> dict[str, tuple[int, float]]:
+    """Return each head's offset with the most attention, and that attention."""
+    rows = _rows(found.scores, "offset")
+    best = {label: max(row, key=lambda o: row[o]) for label, row in rows.items() if row}
+    return {label: (int(offset), rows[label][offset]) for label, offset in best.items()}
+
+
+def _roles(model: Model, seed: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Return each head's scores, without what is undefined; those of patterns are called as evaluators call them."""
+    if not model.continues:
+        found = head_scores(model, seed=seed, repeats=repeats).scores
+        return {
+            label: {"prefix_matching" if role == "induction" else role: score for role, score in row.items()}
+            for label, row in _rows(found, "role").items()
+        }
+    found = evaluate_heads(model, seed=seed, repeats=repeats).scores.select(setting="repeated")
+    return _rows(found, "evaluator")
 
 
 def _reads_ahead(model: Model) -> str:
@@ -287,11 +297,18 @@ def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
 
 
 def _induction(
-    wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int, copied: Copying | None
-) -> tuple[InductionFacts, ...]:
-    least = {head.label: copies_from(None if copied is None else _size(copied, head.label)) for head in heads}
-    seen = {head.label: head.roles for head in heads}
-    return tuple(
+    found: InductionCircuits,
+    n_heads: int,
+    k: int,
+    roles: Mapping[str, Mapping[str, float]],
+    spectra: Sequence[Spectrum],
+) -> tuple[dict[str, float | None], tuple[InductionFacts, ...]]:
+    """Return how much each head copies of tokens as they reach it, and the circuits that do."""
+    copied = {spectrum.label: spectrum for spectrum in spectra}
+    circuits = [
+        c for c in found.circuits(2 * n_heads**2) if min(c.match, c.copy) >= _copies_from(copied.get(c.later))
+    ]  # fmt: skip
+    wired = tuple(
         InductionFacts(
             kind=c.kind,
             previous=c.earlier,
@@ -300,11 +317,16 @@ def _induction(
             match=c.match,
             copy=c.copy,
             composition=c.composition,
-            role_seen=seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
-            prefix_matching=seen[c.later].get("prefix_matching"),
+            role_seen=roles.get(c.earlier, {}).get("previous_token" if c.kind == "K" else "duplicate_token"),
+            prefix_matching=roles.get(c.later, {}).get("prefix_matching"),
         )
-        for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= least[c.later]][:k]
+        for c in circuits[:k]
     )
+    return _numbers(found.copy), wired
+
+
+def _losses(model: ModelLike, rows: Sequence[Batch]) -> tuple[LossFacts, ...]:
+    return (LossFacts.of(sentence("the text given"), in_context_learning(model, *rows)),)
 
 
 def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
@@ -386,8 +408,9 @@ def _orders(found: Importance) -> tuple[OrderFacts, ...]:
     )
 
 
-def _dimensions(read: Bandwidth | None, port: str) -> float | None:
-    return None if read is None else _at(read.dimensions.select(measure="participation_ratio"), port, "component")
+def _widths(found: Bandwidth) -> dict[str, float | None]:
+    """Return the effective dimensions of what each component reads or writes."""
+    return _numbers(found.dimensions.select(measure="participation_ratio"))
 
 
 def _text(names: Mapping[int, str], token: int) -> str:
@@ -401,11 +424,13 @@ def _times(score: float, n_tokens: int) -> float:
     return share / (1 - share) * n_tokens
 
 
-def _row(table: Labelled, head: str, axis: str, heads: str = "head") -> dict[str, float]:
-    """Return a head's row by coordinate, without what is undefined; empty for a head that has none."""
-    if head not in table.labels(heads):
-        return {}
-    row = table.select(**{heads: head})
+def _rows(table: Labelled, axis: str) -> dict[str, dict[str, float]]:
+    """Return each head's row by coordinate, without what is undefined."""
+    return {str(head): _row(table, str(head), axis) for head in table.labels("head")}
+
+
+def _row(table: Labelled, head: str, axis: str) -> dict[str, float]:
+    row = table.select(head=head)
     return {str(name): x for name, x in zip(row.labels(axis), row.values.tolist()) if math.isfinite(x)}
 
 
@@ -413,6 +438,11 @@ def _at(table: Labelled | None, head: str, axis: str = "head") -> float | None:
     if table is None or head not in table.labels(axis):
         return None
     return _known(float(table.select(**{axis: head}).values))
+
+
+def _numbers(table: Labelled) -> dict[str, float | None]:
+    """Return the numbers of a table of one axis by coordinate."""
+    return {str(label): _known(x) for label, x in zip(table.labels(table.axes[0]), table.values.tolist())}
 
 
 def _known(x: float) -> float | None:

@@ -263,6 +263,9 @@ def test_effects_of_edited_heads_are_taken_from_their_writes() -> None:
     done = passed(found, "*.head_out", edit=[("blocks.0.attn.head_out", lambda x: 2 * x)])
     result = attribution_of_all(done, answer=3)
     close(result.sum.values, result.total.values)
+    done = passed(found, edit=[("blocks.0.attn.head_out", lambda x: 2 * x)])
+    with pytest.raises(SiteNotRead, match=r"Add to read=:\n *\['blocks.0.attn.head_out'\]"):
+        attribution_of_all(done, answer=3)
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:

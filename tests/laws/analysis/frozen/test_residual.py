@@ -12,6 +12,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, 
 from glassformer.handmade import induction_model, repeated
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.trace import Scale
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -65,7 +66,7 @@ def test_shares_and_projections_at_all_positions_are_those_of_the_vectors(name: 
 @every
 def test_what_a_head_takes_from_each_key_sums_to_its_write(name: str) -> None:
     model = subject(name)
-    done = passed(model, *card_of(write_sources).reads(model.model))
+    done = passed(model, *card_of(write_sources).reads(model.model), "*.head_out")
     # right behind the layer, before a later norm of a post-norm block changes what was written
     heads = [f"{path}H{h}" for path in ("L0", "L1") for h in range(2)]
     for label in heads:
@@ -74,6 +75,31 @@ def test_what_a_head_takes_from_each_key_sums_to_its_write(name: str) -> None:
         if block.wiring == "sandwich":
             written = writes(done, site=block.at_resid[1], position=5, row=1).vectors.select(component=label).values
         close(write_sources(done, label=label, position=5, row=1).values.sum(0), written, 1e-8)
+
+
+@every
+def test_writes_are_those_of_the_pass_where_mixed_values_were_read(name: str) -> None:
+    found = subject(name)
+    done, whole = passed(found), passed(found, "*.head_out")
+    for layer in found.model.sub_layers():
+        part = layer.attention
+        if part is not None:
+            assert (part.at.head_out in done) == (part.merge.gate is not None or not part.merge.linear)
+    close(writes(done, row=1).vectors.values, writes(whole, row=1).vectors.values, 1e-12)
+
+
+def test_edited_writes_are_taken_as_they_were_edited_or_asked_for() -> None:
+    found, site = subject("gpt2"), "blocks.0.attn.head_out"
+    reads = residual_sites(found.model)
+    for edit in (Scale("L0H1.head_out", 2.0), Scale("L0H1.z", 2.0)):
+        done = run(found.model, *found.inputs, read=[*reads, site], edit=edit)
+        split = writes(done)
+        close(split.vectors.values.sum(0), done["blocks.1.resid_post"].values[0, -1])
+        close(split.vectors.select(component="L0H1").values, done[site].values[0, 1, -1])
+    # mixed values do not say what became of them
+    done = run(found.model, *found.inputs, read=reads, edit=Scale("L0H1.head_out", 2.0))
+    with pytest.raises(SiteNotRead, match=rf"Add to read=:\n *\['{site}'\]"):
+        writes(done)
 
 
 def test_cosines_are_those_between_the_vectors() -> None:
@@ -100,7 +126,7 @@ def test_a_place_that_is_none_is_refused_with_the_nearest() -> None:
 
 def test_a_run_without_the_sites_is_told_what_to_read() -> None:
     model = subject("gpt2").model
-    with pytest.raises(SiteNotRead, match=r"Add to read=:\n.*blocks.0.attn.head_out"):
+    with pytest.raises(SiteNotRead, match=r"Add to read=:\n.*blocks.0.attn.z"):
         writes(run(model, [1, 2], read=["blocks.1.resid_post"]))
 
 

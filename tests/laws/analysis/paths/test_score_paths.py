@@ -76,6 +76,16 @@ def test_what_is_kept_of_a_long_text_does_not_grow_with_its_terms() -> None:
     assert sum(part.values.numel() for part in parts) < components**2 * n**2
 
 
+def test_what_is_read_of_a_head_is_as_wide_as_the_head_and_its_scores_are_those_of_whole_writes() -> None:
+    found = subject("llama")
+    reads = card_of(score_paths).reads(found.model, head="L1H2")
+    assert "blocks.0.attn.z" in reads and not any(name.endswith("head_out") for name in reads)
+    done, whole = (run(found.model, *found.inputs, read=[*reads, *more]) for more in ([], ["blocks.0.attn.head_out"]))
+    one, other = (score_paths(this, head="L1H2") for this in (done, whole))
+    for name in ("queries", "keys", "classes", "total"):
+        close(getattr(one, name).values, getattr(other, name).values, 1e-12)
+
+
 def at_the_match(model: torch.nn.Module) -> tuple[Run, ScorePaths]:
     ids = repeated()
     done = run(model, ids, read=[score_paths])

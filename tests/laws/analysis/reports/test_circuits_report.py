@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +35,7 @@ from glassformer.handmade import (
 )
 from glassformer.models import Decoder
 from glassformer.testing.models import subject
+from glassformer.words import speaking, spoken
 
 V = 21
 turned = pytest.mark.parametrize("turn", [lambda model: model, rotated], ids=["laid-out", "rotated"])
@@ -224,10 +228,82 @@ def test_text_is_asked_for_where_it_is_needed_and_the_rest_is_said_without() -> 
     assert json.loads(bare.to_json())["ablated_loss"] is None
 
 
-def test_a_report_keeps_its_ablations_and_refuses_those_of_other_rows(tmp_path: Path) -> None:
-    model = induction_model()
-    circuits(model, next_token_batch(repeated(batch=2)), save_to=tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["batch-0.safetensors"]
+# a report that was interrupted goes on --------------------------------------------------------------------------------
+
+# what each step asks first, in their order
+STEPS = {
+    "skip-trigrams": "skip_trigrams",
+    "bandwidth": "bandwidth",
+    "copying by eigenvalues": "copying",
+    "heads that go by position": "positional_heads",
+    "composition": "composition",
+    "what heads attend to": "evaluate_heads",
+    "induction from weights": "induction_circuits",
+    "term importance": "importance",
+    "loss by position": "in_context_learning",
+    "token pairs": "token_pairs",
+}
+
+
+def told(found: Circuits) -> tuple[object, ...]:
+    """Return all that a report says, in the other language too."""
+    with speaking("zh"):
+        lines = [*found.findings, *(order.name for order in found.importance), *(one.name for one in found.losses)]
+        lines += [words for pair in found.pairs for words in (pair.ov_caption, pair.qk_caption)]
+        lines += [words for note in found.notes for words in (note.seen, note.meaning, note.advice)]
+        return found.to_dict(), [spoken(line) for line in lines]
+
+
+@pytest.mark.parametrize("last", ["skip-trigrams", "induction from weights", "token pairs"])
+def test_a_report_goes_on_from_its_last_finished_step(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = subject("bare", length=12)
+    asks = partial(circuits, model.model, model.batch(), heads=["L1H0"])
+    whole = asks()
+    assert whole.notes and whole.importance and whole.pairs
+
+    def stop(done: int, total: int, name: str) -> None:
+        if done == total or list(STEPS).index(last) < list(STEPS).index(name if name in STEPS else "term importance"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asks(save_to=tmp_path, report=stop)
+    asked: list[str] = []
+    for function in STEPS.values():
+        where = f"glassformer.analysis.reports._circuits.{function}"
+        analysis = getattr(sys.modules["glassformer.analysis.reports._circuits"], function)
+        monkeypatch.setattr(where, counted(analysis, asked))
+    assert told(asks(save_to=tmp_path)) == told(whole)
+    steps = list(STEPS)
+    assert list(dict.fromkeys(asked)) == [STEPS[name] for name in steps[steps.index(last) + 1 :]]
+
+
+def counted(analysis: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    """Return an analysis that says when it is asked."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        asked.append(analysis.__name__)
+        return analysis(*args, **kwargs)
+
+    return called
+
+
+def test_a_report_refuses_the_steps_of_another(tmp_path: Path) -> None:
+    model, batch = induction_model(), next_token_batch(repeated(batch=2))
+    circuits(model, batch, save_to=tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["batch-0.safetensors", "steps.safetensors"]
+    others = [
+        ((model, next_token_batch(repeated(batch=3))), {}),
+        ((rotated(model), batch), {}),
+        ((model, batch), {"seed": 1}),
+        ((model, batch), {"tokens": torch.arange(5)}),
+        ((model, batch), {"k": 5}),
+    ]
+    for given, options in others:
+        with pytest.raises(CheckpointError, match="steps of another report"):
+            circuits(*given, **options, save_to=tmp_path)
+    (tmp_path / "steps.safetensors").unlink()
     with pytest.raises(CheckpointError, match="another sweep"):
         circuits(model, next_token_batch(repeated(batch=3)), save_to=tmp_path)
 
