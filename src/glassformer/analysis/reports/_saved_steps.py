@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,8 +84,7 @@ class SavedSteps:
             return found
         with overheard() as told:
             found = step()
-        # numbers that are not finite come back as they are; other readers are not meant to take them
-        self.done[name] = json.dumps(_plain((found, list(told))))
+        self.done[name] = json_text(_plain((found, list(told))))
         self.work.save({}, self.done)
         return found
 
@@ -102,6 +102,9 @@ def _plain(value: Any) -> Any:
         return {"is": "sentence", "template": value.template, "values": _each(value.values)}
     if type(value).__name__ in KINDS:
         return {"is": type(value).__name__, "values": _each({f.name: getattr(value, f.name) for f in _fields(value)})}
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no word for it
+        return {"is": "number", "values": {"text": str(value)}}
     if isinstance(value, Mapping):
         return {"is": "mapping", "values": _each(value)}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -124,4 +127,6 @@ def _read(data: Any) -> Any:
     values = {name: _read(one) for name, one in data["values"].items()}
     if data["is"] == "sentence":
         return sentence(data["template"], **values)
+    if data["is"] == "number":
+        return float(values["text"])
     return values if data["is"] == "mapping" else KINDS[data["is"]](**values)
