@@ -72,11 +72,10 @@ def _checked(found: Subject) -> None:
     assert {"patch", "acdc", "attribute_edges", "causal_trace", "circuits", "attention_sinks",
             "long_context"} <= set(asked)  # fmt: skip
     assert {name: said for name, result in asked.items() if (said := claims(result))} == {}
-    # a long text's classes of heads say so too
+    # a long text's classes of heads say so too; what chance hardly ever reaches, one of a hundred sharp heads does
     long = asked["long_context"]
-    assert isinstance(long, LongContext) and {"V", "sink only"} & set(long.classes.values()) == set()
-    # what chance hardly ever reaches, one of a hundred sharp heads does
-    assert long.sink_rate * len(long.classes) <= 1
+    assert isinstance(long, LongContext) and long.sink_rate * len(long.classes) <= 1
+    assert sum(kind in ("V", "sink only") for kind in long.classes.values()) <= 1
     assert {name for name, result in asked.items() if getattr(result, "sink_rate", 0)} <= {"long_context"}
     # the count itself is no finding, and is of two pairs
     pairs = {card.name for card in cards() if card.of == "pairs of prompts"} - {"answered"}
