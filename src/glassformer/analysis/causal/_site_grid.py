@@ -258,8 +258,8 @@ def _quantities(
     for part in stack.sub_layers():
         attention = part.attention
         if (attention is not None) == (role == "attn") and (layers is None or part.layer in layers):
-            writes = quantity == "write" and attention is not None
-            yield part, attention.at_write if writes else f"{part.path}.{quantity}"
+            heads = attention if quantity == "write" else None
+            yield part, f"{part.path}.{quantity}" if heads is None else heads.at_write
 
 
 def _refuse(layer: SubLayer, quantity: str, analysis: str) -> None:
