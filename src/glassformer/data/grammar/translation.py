@@ -26,7 +26,7 @@ class ZhEnConfig(DataConfig, kind="zh-en"):
     """
 
     batch_size: int = 64
-    length: int = 24
+    length: int = 26
     seed: int = 0
     heldout: float = 0.1
 
