@@ -33,10 +33,9 @@ LEARNED = CHANCE / 2  # the loss from which on half of what there is to know is 
 
 
 def run(case: Case) -> Measures:
-    config = recipe(case["layers"], case["distance"], case["steps"])
-    fresh = config.model.build(case.seed)
-    folder = case.train(config)
-    model, data = gf.load(folder), config.data.build()
+    decoder, data = decoder_of(case["layers"], case["distance"]), facts(case["distance"]).build()
+    folder = case.train(recipe(decoder, case["distance"], case["steps"]))
+    model = gf.load(folder)
     right, losses = list[torch.Tensor](), list[torch.Tensor]()
     for i in range(BATCHES):
         batch = data.batch(i, "heldout")
@@ -48,21 +47,28 @@ def run(case: Case) -> Measures:
         "accuracy": float(torch.cat(right).mean()),
         "loss": float(torch.cat(losses).mean()),
         "steps_until": float(steps_until(folder, case["steps"])),
-        "felt": felt(fresh, data.batch(0, "heldout")),
+        "felt": felt(decoder.build(case.seed), data.batch(0, "heldout")),
     }
 
 
-def recipe(layers: str, distance: int, steps: int) -> TrainConfig:
-    """Return the recipe of a decoder whose question stands so many positions behind the fact."""
+def facts(distance: int) -> Needle:
+    """Return rows whose question stands so many positions behind the fact."""
     # <bos>, the needle, its value, noise, the needle again
-    data = Needle(batch_size=32, length=distance + 3, depth=0.0)
-    model = DecoderConfig(
-        len(data.symbols()), WIDTH, LAYERS[layers], max_len=data.length, positions=Learned(), init="xavier"
+    return Needle(batch_size=32, length=distance + 3, depth=0.0)
+
+
+def decoder_of(layers: str, distance: int) -> DecoderConfig:
+    vocab_size = len(facts(distance).symbols())
+    return DecoderConfig(
+        vocab_size, WIDTH, LAYERS[layers], max_len=facts(distance).length, positions=Learned(), init="xavier"
     )
+
+
+def recipe(decoder: DecoderConfig, distance: int, steps: int) -> TrainConfig:
+    optim = OptimConfig(lr=3e-3, warmup=50)
     return TrainConfig(
-        model, data, steps=steps, optim=OptimConfig(lr=3e-3, warmup=50), log_every=NOTED, evaluate_every=NOTED,
-        save_every=steps,
-    )  # fmt: skip
+        decoder, facts(distance), steps=steps, optim=optim, log_every=NOTED, evaluate_every=NOTED, save_every=steps
+    )
 
 
 def steps_until(folder: Path, steps: int) -> int:
