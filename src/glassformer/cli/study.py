@@ -92,7 +92,7 @@ def _list(json: bool) -> None:
     found = [find(name) for name in names()]
     if json:
         told = [{"study": one.name, "paper": one.paper, "question": one.question, "scales": list(one.scales),
-                 "claims": {claim.name: claim.text for claim in one.claims}} for one in found]  # fmt: skip
+                 "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
         print(json_text(told, indent=1, ascii_only=False))
         return
     table = Table(*spoken_each("study", "question", "claims", "found"))
