@@ -33,7 +33,6 @@ from glassformer.study.shelf import FORMAT, REPORT, VERSION, read_report
 from glassformer.words import duration, spoken, spoken_each
 
 MARKDOWN, PAGE = "report.md", "report.html"
-NEAR_WORDS = "near the border: an end of the interval is within a quarter of half its width of what is expected"
 
 
 def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -171,9 +170,10 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     for claim in report["claims"]:
         said = [claim["why"]] if claim["why"] else []
         said += [spoken("no sample: {why}", why=claim["exact"])] if claim["exact"] else []
-        said += [spoken(NEAR_WORDS)] if claim["near"] else []
+        if claim["near"]:
+            said.append(spoken("near the border, within a quarter of half the interval's width of what is expected"))
         if said:
-            lines.append(spoken("- {claim}: {words}.", claim=claim["text"], words="; ".join(said)))
+            lines.append("- " + spoken("{claim}: {words}.", claim=claim["text"], words="; ".join(said)))
     return lines
 
 
@@ -201,11 +201,11 @@ def _said_of_scale(old: Mapping[str, Any]) -> list[str]:
 
 def chance_in_words(report: Mapping[str, Any]) -> str:
     """Return how many claims an interval decides, and how many of them would hold if none were true."""
-    n = report["chance"]["by_interval"]
+    n, expected = report["chance"]["by_interval"], report["chance"]["false_holds"]
     return spoken(
         "{claims} claims, {n} of which a 95 % interval over seeds decides. A claim that is not true holds by chance in "
-        "one study of forty at most: were none of these {n} true, {expected:.2g} would be expected to hold.",
-        claims=len(report["claims"]), n=n, expected=report["chance"]["false_holds"],
+        "one study of forty at most: were none of these {n} true, {expected} would be expected to hold.",
+        claims=len(report["claims"]), n=n, expected=f"{expected:.2g}",
     )  # fmt: skip
 
 
