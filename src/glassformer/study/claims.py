@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassformer.study.intervals import LEVEL, count_interval, interval
-from glassformer.study.quantities import Expectation, Measured, Missing, NotDefined, Quantity
+from glassformer.study.quantities import MAJORITY, Expectation, Measured, Missing, NotDefined, Quantity
 
 Verdict = Literal["holds", "fails", "undecided", "not testable here", "not defined"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not testable here", "not defined")
@@ -72,6 +72,14 @@ class Claim:
     expected: Expectation
     given: tuple[Condition, ...] = ()
     exact: str = ""
+
+    @property
+    def expects(self) -> str:
+        """What is expected, in words: of seeds that are counted, what each of them has to give, and of how many."""
+        counts = self.quantity.counts
+        if counts is None:
+            return str(self.expected)
+        return f"{counts} in " + ("most seeds" if self.expected == MAJORITY else f"a share of seeds {self.expected}")
 
 
 @dataclass(frozen=True)

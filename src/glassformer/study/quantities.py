@@ -127,11 +127,6 @@ class Quantity:
     where: tuple[Mapping[str, Any], ...]
     counts: Expectation | None = None
 
-    @property
-    def said(self) -> str:
-        """What is decided over seeds, in words."""
-        return self.name if self.counts is None else f"share of seeds with {self.name} {self.counts}"
-
     def __sub__(self, other: "Quantity") -> "Quantity":
         return self._with(other, "less", lambda a, b: a - b)
 

@@ -202,6 +202,8 @@ def _said_of_scale(old: Mapping[str, Any]) -> list[str]:
 def chance_in_words(report: Mapping[str, Any]) -> str:
     """Return how many claims an interval decides, and how many of them would hold if none were true."""
     n, expected = report["chance"]["by_interval"], report["chance"]["false_holds"]
+    if not n:
+        return spoken("{claims} claims, none of which an interval over seeds decides.", claims=len(report["claims"]))
     return spoken(
         "{claims} claims, {n} of which a 95 % interval over seeds decides. A claim that is not true holds by chance in "
         "one study of forty at most: were none of these {n} true, {expected} would be expected to hold.",
@@ -220,8 +222,8 @@ def _claim(
     said = {
         "name": claim.name,
         "text": claim.text,
-        "quantity": claim.quantity.said,
-        "expected": str(claim.expected),
+        "quantity": claim.quantity.name,
+        "expected": claim.expects,
         "range": claim.expected.to_dict(),
         "counts": None if counts is None else {"range": counts.to_dict(), "count": decision.count},
         "exact": claim.exact,
@@ -237,9 +239,11 @@ def _claim(
     old = None if before is None else earlier_self(said, before)
     if old is None or then is None:
         return said | {"earlier": []}
-    changed = then != now or any(_asked(old, name) != _asked(said, name) for name in ("quantity", "range", "given"))
+    changed = then != now or any(
+        _asked(old, name) != _asked(said, name) for name in ("quantity", "range", "counts", "given")
+    )
     kept = {name: old[name] for name in ("quantity", "expected", "range", "given", "verdict", "mean", "low", "high")}
-    return said | {"earlier": [*old["earlier"], kept | then] if changed else old["earlier"]}
+    return said | {"earlier": [*old["earlier"], {**kept, **then}] if changed else old["earlier"]}
 
 
 def _given(met: Met) -> dict[str, Any]:
@@ -254,7 +258,9 @@ def _given(met: Met) -> dict[str, Any]:
 def _asked(claim: Mapping[str, Any], name: str) -> Any:
     """Return what was asked of a claim, without what was found."""
     told = claim[name]
-    return told if name != "given" else [(one["quantity"], one["range"]) for one in told]
+    if name == "given":
+        return [(one["quantity"], one["range"]) for one in told]
+    return told["range"] if name == "counts" and told is not None else told
 
 
 def earlier_self(claim: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -172,7 +172,7 @@ def test_seeds_that_give_one_number_have_no_interval_and_decide_nothing_unless_i
 
 def test_a_count_is_no_number_to_subtract():
     with pytest.raises(ConfigError, match="no number of a seed"):
-        counted(value("loss"), below(1)) - value("loss")
+        _ = counted(value("loss"), below(1)) - value("loss")
 
 
 def given_that(values: list[float], **undefined: str):

@@ -162,7 +162,7 @@ function header() {
 
 frame(header(), [
   [spoken("Claims"), section("claims", spoken("What was claimed"), spoken("Each claim was given a range of numbers before the first full run (shaded). It holds if the 95 % interval over seeds (line) lies inside, fails if it lies outside, and is undecided otherwise. A point is one seed. Where a run learns something or does not, seeds in the shaded range are counted, and their share has an exact interval. A claim is not testable here if what has to be true first is not."),
-    el("p", {}, spoken("{claims} claims, {n} of which a 95 % interval over seeds decides. A claim that is not true holds by chance in one study of forty at most: were none of these {n} true, {expected} would be expected to hold.", { claims: data.claims.length, n: data.chance.by_interval, expected: short(data.chance.false_holds) })),
+    el("p", {}, !data.chance.by_interval ? spoken("{claims} claims, none of which an interval over seeds decides.", { claims: data.claims.length }) : spoken("{claims} claims, {n} of which a 95 % interval over seeds decides. A claim that is not true holds by chance in one study of forty at most: were none of these {n} true, {expected} would be expected to hold.", { claims: data.claims.length, n: data.chance.by_interval, expected: short(data.chance.false_holds) })),
     el("div", { class: "charts" }, data.claims.map(claimCard)))],
   [spoken("Measures"), section("measures", spoken("What was measured"), spoken("Every measure over the grid of cases: a point for each seed, lines and ticks for their means."),
     el("div", { class: "charts" }, data.measures.map(measureChart)), runTable())],
