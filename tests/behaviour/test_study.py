@@ -39,6 +39,7 @@ from glassformer.study.report import (
     decided_anew,
     document,
     found_in_words,
+    markdown,
     outdated,
     tallied,
     write_report,
@@ -365,6 +366,9 @@ def test_a_report_of_the_first_version_is_read_and_its_claims_are_known_by_their
     again = document(run_study(learning(3, 1), folder=tmp_path), read)["claims"][0]
     # it had no condition then
     assert [old["expected"] for old in again["earlier"]] == ["above 7", "below 2"] and again["name"] == "small"
+    told = markdown(document(run_study(learning(3, 1), folder=tmp_path), read))
+    assert "expected below 2 (3 seeds, steps=1, nothing given), and the verdict was: holds" in told
+    assert "expected above 7 (nothing given), and the verdict was: fails" in told
 
 
 def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_path, monkeypatch, capsys):

@@ -185,7 +185,7 @@ def _history(claim: Mapping[str, Any]) -> list[str]:
             claim=claim["text"],
             quantity=old.get("quantity", claim["quantity"]),
             expected=old["expected"],
-            of=spoken(", ").join(_said_of_scale(old)),
+            of=spoken(", ").join([*_said_of_scale(old), *_said_of_given(old, claim)]),
             verdict=spoken(old["verdict"]),
         )
         for old in claim["earlier"]
@@ -197,6 +197,13 @@ def _said_of_scale(old: Mapping[str, Any]) -> list[str]:
     seeds = old.get("seeds")
     said = [] if seeds is None else [spoken("1 seed" if seeds == 1 else "{n} seeds", n=seeds)]
     return said + [f"{name}={value}" for name, value in old.get("settings", {}).items()]
+
+
+def _said_of_given(old: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:
+    """Return what an earlier verdict was given, in words; nothing if the claim is given nothing either."""
+    if old.get("given"):
+        return [spoken("given: {conditions}", conditions="; ".join(one["text"] for one in old["given"]))]
+    return [spoken("nothing given")] if claim["given"] else []
 
 
 def chance_in_words(report: Mapping[str, Any]) -> str:
