@@ -18,7 +18,7 @@ from typing import Any
 from glassformer.attention import MixerConfig
 from glassformer.study import find, names as names_of_studies, shipped
 from glassformer.study.replay import read_replays
-from glassformer.study.report import found_in_words, size_of, tallied
+from glassformer.study.report import chance_in_words, found_in_words, remarks, size_of, tallied
 from glassformer.study.shelf import shipped_replays_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,8 +179,9 @@ def claims() -> str:
     ]  # fmt: skip
     for name, report in found.items():
         differs = "\n".join(f"- {line}" for line in report["differs"])
-        told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), "What differs:", differs)
-        parts += [f"## {name}", *(told if differs else told[:3])]
+        told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), chance_in_words(report))
+        notes = ["Why, and how near:", "\n".join(lines)] if (lines := remarks(report)) else []
+        parts += [f"## {name}", *told, *notes, *(["What differs:", differs] if differs else [])]
     return "\n\n".join(parts)
 
 

@@ -5,7 +5,20 @@ Queries and keys are drawn, so the claims are about the mechanism and not about 
 
 import torch
 
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, growth, value, within
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Scale,
+    Study,
+    above,
+    below,
+    growth,
+    value,
+    within,
+)
 
 SCALED, PLAIN = "1/sqrt(d)", "1"
 
@@ -27,6 +40,15 @@ def run(case: Case) -> Measures:
     }
 
 
+AS_DRAWN = Condition(
+    "Without the scale, scores of width 64 have variance 64, give or take a tenth",
+    value("variance", width=64, scale=PLAIN),
+    within(6.4, 64),
+)
+SCALES = Condition(
+    "With it they have variance 1, give or take a tenth", value("variance", width=64, scale=SCALED), within(0.1, 1)
+)
+
 STUDY = Study(
     "scaled-scores",
     paper='Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1',
@@ -45,27 +67,40 @@ STUDY = Study(
     },
     claims=(
         Claim(
+            "variance-grows",
             "Products of random queries and keys have variance d",
             growth("variance", "width", scale=PLAIN),
             within(0.05, 1),
         ),
-        Claim("Divided by the root of d they have variance 1", value("variance", scale=SCALED), within(0.05, 1)),
         Claim(
+            "variance-scaled",
+            "Divided by the root of d they have variance 1",
+            value("variance", scale=SCALED),
+            within(0.05, 1),
+        ),
+        Claim(
+            "saturates",
             "Without the scale wide heads put nearly all weight on one key",
             value("largest_weight", width=64, scale=PLAIN),
             above(0.9),
+            (AS_DRAWN,),
         ),
         Claim(
+            "gradients-vanish",
             "Gradients at the scores become extremely small without the scale",
             value("gradient", width=64, scale=PLAIN) / value("gradient", width=64, scale=SCALED),
             below(0.1),
+            (AS_DRAWN, SCALES),
         ),
         Claim(
+            "entropy-level",
             "With the scale, entropy does not depend on the width",
             value("entropy", width=64, scale=SCALED) - value("entropy", width=4, scale=SCALED),
             within(0.1, 0),
+            (SCALES,),
         ),
     ),
     differs=("Queries, keys and the gradients that reach the weights are normal noise; no model is trained.",),
     mechanisms=("softmax",),
+    references={"width": (64,), "scale": (SCALED, PLAIN)},
 )

@@ -19,9 +19,9 @@ import torch
 
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
-from glassformer.study.claims import Measured
 from glassformer.study.code import changed
 from glassformer.study.definition import Case
+from glassformer.study.quantities import Measured
 from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.version import __version__
 

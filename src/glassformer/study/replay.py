@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from glassformer.errors import AnalysisUnavailable, CheckpointError
-from glassformer.study.claims import next_draw
 from glassformer.study.code import digest
 from glassformer.study.definition import Study
 from glassformer.study.engine import run_case
+from glassformer.study.intervals import next_draw
 from glassformer.study.records import Record
 from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.study.shelf import find

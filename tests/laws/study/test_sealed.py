@@ -20,7 +20,7 @@ MADE = Study(
     paper="Nobody 2000",
     question="Is it so?",
     run=lambda case: {"x": case["at"] + case.seed / 100, "none": float("nan")},
-    claims=(Claim("it is so", value("x", at=1), above(0)),),
+    claims=(Claim("so", "it is so", value("x", at=1), above(0)),),
     scales={"small": Scale(seeds=2)},
     grid={"at": (1, 2)},
 )
