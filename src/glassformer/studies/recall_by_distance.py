@@ -13,7 +13,23 @@ import torch
 import glassformer as gf
 from glassformer.data import Batch, Needle
 from glassformer.models import BlockConfig, Convolution, Decoder, DecoderConfig, Gru, Learned, Mlp, block, repeat
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, growth, slope, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    growth,
+    slope,
+    value,
+)
 from glassformer.training import OptimConfig, TrainConfig, read_metrics
 
 ATTENTION, RECURRENT, DILATED, PLAIN = "attention", "recurrent", "convolution, dilated", "convolution"
@@ -96,6 +112,11 @@ def accuracy(layers: str, distance: int) -> Quantity:
     return value("accuracy", layers=layers, distance=distance)
 
 
+FOUND = {
+    distance: (Condition(f"Attention finds it {distance} positions back", accuracy(ATTENTION, distance), above(0.9)),)
+    for distance in (NEAR, MIDDLE, FAR)
+}
+
 STUDY = Study(
     "recall-by-distance",
     paper='Vaswani et al. 2017, "Attention Is All You Need", section 4 and table 1: path lengths of 1 for attention, n '
@@ -105,35 +126,50 @@ STUDY = Study(
     grid={"layers": tuple(LAYERS), "distance": (NEAR, MIDDLE, FAR)},
     scales={"smoke": Scale(1, {"steps": 4}, {"distance": (NEAR,)}), "small": Scale(8, {"steps": 600})},
     measures={
-        "accuracy": Measure("Share of facts that are found; guessing among values finds 0.06"),
-        "loss": Measure("Loss on the fact; guessing among values has 2.77", "nats"),
+        "accuracy": Measure("Share of facts that are found; guessing among values finds 0.06", learned=True),
+        "loss": Measure("Loss on the fact; guessing among values has 2.77", "nats", learned=True),
         "steps_until": Measure("Step at which that is half of guessing's; the last one if it never is"),
         "felt": Measure(
             "Gradient of the answer at the fact, of that at a position on average, before training", "decades"
         ),
     },
     claims=(
-        Claim("Attention finds a fact 128 positions back", accuracy(ATTENTION, FAR), above(0.9)),
-        Claim("So do dilated convolutions, four layers away from it", accuracy(DILATED, FAR), above(0.9)),
-        Claim("A recurrence finds one eight positions back", accuracy(RECURRENT, NEAR), above(0.9)),
         Claim(
-            "A recurrence finds fewer than attention at 128",
-            accuracy(ATTENTION, FAR) - accuracy(RECURRENT, FAR), above(0.2),
+            "attention-far", "Attention finds a fact 128 positions back",
+            counted(accuracy(ATTENTION, FAR), above(0.9)), MAJORITY,
         ),
-        Claim("Convolutions without dilation find what they reach", accuracy(PLAIN, NEAR), above(0.9)),
-        Claim("What they do not reach they guess", accuracy(PLAIN, MIDDLE), below(0.15)),
         Claim(
-            "Untrained, a recurrence feels a fact exponentially less with distance",
+            "dilated-far", "So do dilated convolutions, five layers away from it",
+            counted(accuracy(DILATED, FAR), above(0.9)), MAJORITY, FOUND[FAR],
+        ),
+        Claim(
+            "recurrent-near", "A recurrence finds one eight positions back",
+            counted(accuracy(RECURRENT, NEAR), above(0.9)), MAJORITY, FOUND[NEAR],
+        ),
+        Claim(
+            "recurrent-far", "At 128 it does not",
+            counted(accuracy(RECURRENT, FAR), below(0.5)), MAJORITY, FOUND[FAR],
+        ),
+        Claim(
+            "plain-near", "Convolutions without dilation find what they reach",
+            counted(accuracy(PLAIN, NEAR), above(0.9)), MAJORITY, FOUND[NEAR],
+        ),
+        Claim(
+            "plain-guesses", "What they do not reach they guess",
+            counted(accuracy(PLAIN, MIDDLE), below(0.15)), MAJORITY, FOUND[MIDDLE],
+        ),
+        Claim(
+            "recurrence-fades", "Untrained, a recurrence feels a fact exponentially less with distance",
             slope("felt", "distance", layers=RECURRENT), below(-0.1),
         ),
         Claim(
-            "Attention feels it alike at every distance",
+            "attention-feels", "Attention feels it alike at every distance",
             slope("felt", "distance", layers=ATTENTION), above(-0.01),
         ),
         Claim(
-            "Steps that a recurrence takes grow faster with distance than attention's",
+            "steps-grow", "Steps that a recurrence takes grow faster with distance than attention's",
             growth("steps_until", "distance", layers=RECURRENT) - growth("steps_until", "distance", layers=ATTENTION),
-            above(0.2),
+            above(0.2), tuple(condition for found in FOUND.values() for condition in found),
         ),
     ),
     differs=(
@@ -143,4 +179,5 @@ STUDY = Study(
         "Five convolutions have as many layers as their reach takes; attention and the recurrence have two.",
     ),
     mechanisms=("softmax",),
+    references={"layers": (ATTENTION,), "distance": (NEAR, MIDDLE, FAR)},
 )  # fmt: skip
