@@ -15,7 +15,7 @@ import glassformer as gf
 from families import EPSILON, reference_folder
 from glassformer.attention import Rope
 from glassformer.attention.positions import Llama3Scaling
-from glassformer.checkpoints import convert, parity
+from glassformer.checkpoints import convert, notes_of, parity
 from glassformer.checkpoints.gguf import gguf_of, rounding_notes
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.errors import CheckpointError, MissingExtra
@@ -154,8 +154,10 @@ def test_it_is_written_as_safetensors_for_good(to, gguf, folder, tmp_path):
     model, again = gf.load(path), gf.load(convert(path, tmp_path / "out", to))
     assert as_lists(again) == as_lists(model)
     assert gf.run(again, TEXT).tokens == gf.run(model, TEXT).tokens
-    if to == "glassformer":
-        assert again.checkpoint_notes == model.checkpoint_notes
+    assert again.checkpoint_notes == model.checkpoint_notes == notes_of(path) == notes_of(tmp_path / "out") != ()
+    # nothing is said twice, and a layout that keeps no notes leaves them at that
+    back = convert(convert(tmp_path / "out", tmp_path / "ours"), tmp_path / "back", "huggingface")
+    assert gf.load(back).checkpoint_notes == model.checkpoint_notes
 
 
 def test_stretched_positions_are_those_of_the_published_config(gguf, folder, tmp_path):

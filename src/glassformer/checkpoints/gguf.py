@@ -69,6 +69,11 @@ class GgufFile:
         """Our config of it."""
         return translated(self._said, self.path)[1]
 
+    @property
+    def notes(self) -> tuple[ModelNote, ...]:
+        """What must be known of its weights, as the headers say: how they were rounded."""
+        return rounding_notes(self._n_stored)
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, its tensors read and turned back into numbers.
 
@@ -79,7 +84,7 @@ class GgufFile:
         # what no family covers is told before anything is turned back
         translated(self._said, self.path)
         files = HeldTensors(self.path, self._tensors())
-        return checkpoint_of(self._said, self.path, files, notes=rounding_notes(self._n_stored))
+        return checkpoint_of(self._said, self.path, files, notes=self.notes)
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: these files come without digests."""
