@@ -148,6 +148,16 @@ def test_a_model_in_several_files_is_that_of_one_and_a_file_that_is_missing_is_n
         gf.load(first)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_takes_a_while_to_be_turned_back_says_so_before(quick, gguf, folder, tmp_path, caplog, monkeypatch):
+    path = written(gguf, folder, tmp_path / "tiny.gguf", "Q8_0")
+    if not quick:
+        monkeypatch.setattr("glassformer.checkpoints.gguf._QUICK", 1000)
+    gf.load(path)
+    told = [line for line in caplog.messages if "numbers are turned back" in line and f'convert "{path}" OUT' in line]
+    assert len(told) == (not quick)
+
+
 @pytest.mark.parametrize("to", ["glassformer", "huggingface"])
 def test_it_is_written_as_safetensors_for_good(to, gguf, folder, tmp_path):
     path = written(gguf, folder, tmp_path / "tiny.gguf", "Q8_0")

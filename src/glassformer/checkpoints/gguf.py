@@ -44,6 +44,8 @@ _MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # types whose numbers are those that were stored, and none that were rounded to a grid
 _WHOLE = ("F16", "BF16", "F32", "F64")
+# numbers that are turned back in some two seconds
+_QUICK = 10_000_000
 # what a damaged file, or one of an architecture that is not known, makes of the readers
 _UNREAD = (
     OSError, ValueError, LookupError, AttributeError, TypeError, RuntimeError, OverflowError, MemoryError,
@@ -83,6 +85,13 @@ class GgufFile:
         """
         # what no family covers is told before anything is turned back
         translated(self._said, self.path)
+        # the reader tells nothing while it is at work
+        if self._n_weights > _QUICK:
+            logging.getLogger(__name__).warning(
+                '"%s": %s million numbers are turned back, which takes a while whenever it is opened. To write them '
+                'for good: glassformer convert "%s" OUT.',
+                self.path, f"{self._n_weights / 1e6:,.0f}", self.path,
+            )  # fmt: skip
         files = HeldTensors(self.path, self._tensors())
         return checkpoint_of(self._said, self.path, files, notes=self.notes)
 
