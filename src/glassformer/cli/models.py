@@ -49,7 +49,7 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
         return
     for found in shipped.values():
         made_up = spoken("\nmade up: {what}", what=said_of_synthetic(found.synthetic)) if found.synthetic else ""
-        console.print(f"{found.name}: {found.about}{made_up}", highlight=False)
+        console.print(f"{found.name}: {spoken(found.about)}{made_up}", highlight=False)
     console.print(_figures(shipped))
 
 
@@ -88,7 +88,7 @@ def _show_applies(console: Console, name: str | None, json: bool) -> None:
         console.print(_of_analysis(found, table.groups))
     else:
         for i, row in enumerate(found):
-            console.print(f"{_named(row)}: {row.about}", highlight=False)
+            console.print(f"{_named(row)}: {spoken(row.about)}", highlight=False)
             console.print(_of_row(row, found[0] if i and row.group == found[0].group else None))
 
 

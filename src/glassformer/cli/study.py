@@ -97,8 +97,10 @@ def _list(json: bool) -> None:
         return
     table = Table(*spoken_each("study", "question", "claims", "found"))
     table.columns[0].no_wrap = True
+    # Chinese has no spaces to break at
+    table.columns[1].overflow = "fold"
     for one in found:
-        table.add_row(one.name, one.question, str(len(one.claims)), tallied(shipped(one.name)))
+        table.add_row(one.name, spoken(one.question), str(len(one.claims)), tallied(shipped(one.name)))
     Console().print(table)
 
 

@@ -149,7 +149,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     notes = remarks(report) + [f"- {line}" for claim in report["claims"] for line in _history(claim)]
     machine = "; ".join(", ".join(one.values()) for one in report["machines"])
     parts = [
-        f"# {report['study']}\n\n{report['question']}\n\n{spoken('Paper: {paper}', paper=report['paper'])}",
+        f"# {report['study']}\n\n{spoken(report['question'])}\n\n{spoken('Paper: {paper}', paper=report['paper'])}",
         spoken("Scale {scale}: {size}, {time} on one thread ({machine}).", scale=report["scale"], size=size_of(report),
                time=duration(report["seconds"]), machine=machine),
         f"## {spoken('Claims')}\n\n"

@@ -56,6 +56,7 @@ from glassformer.testing.models import ALTERNATING, ARCHITECTURES, ENCODERS, REC
 from glassformer.testing.plain import plain
 from glassformer.testing.sub_layer_laws import WIRINGS
 from glassformer.trace import Foreign
+from glassformer.words import sentence
 
 Made = Callable[[], Subject]
 _ATTENTION = Attention(2, positions=Rope())
@@ -205,11 +206,13 @@ def models() -> dict[str, Made]:
 
 
 ABOUT: Mapping[str, str] = {
-    "mechanism": "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions; an encoder of such "
-    "blocks where the mechanism needs a text whole",
-    "attention layer": "such a decoder with softmax, its attention layers made in this way",
-    "wiring": "such a decoder with softmax, its blocks wired in this way",
-    "sub-layer": "such a decoder with softmax, this sub-layer behind attention",
+    "mechanism": sentence(
+        "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions; an encoder of such "
+        "blocks where the mechanism needs a text whole"
+    ),
+    "attention layer": sentence("such a decoder with softmax, its attention layers made in this way"),
+    "wiring": sentence("such a decoder with softmax, its blocks wired in this way"),
+    "sub-layer": sentence("such a decoder with softmax, this sub-layer behind attention"),
 }
 
 
@@ -218,7 +221,7 @@ def about(group: str, subject: Subject) -> str:
     if group in ABOUT:
         return ABOUT[group]
     if isinstance(subject.model, Foreign):
-        return "a decoder in plain PyTorch, seen through a spec that names what its modules read and write"
+        return sentence("a decoder in plain PyTorch, seen through a spec that names what its modules read and write")
     config = subject.model.config
     blocks = [block for stack in config.blocks.values() for block in stack]
     wirings, norms = dict.fromkeys(b.to_dict()["wiring"] for b in blocks), dict.fromkeys(b.norm.kind for b in blocks)

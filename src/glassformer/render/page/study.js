@@ -154,7 +154,7 @@ function header() {
   const failed = data.runs.filter((run) => run.error);
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), spoken(" · a paper’s claims, checked in miniature")),
-    el("h1", {}, data.question), el("p", { class: "gloss" }, data.paper),
+    el("h1", {}, spoken(data.question)), el("p", { class: "gloss" }, data.paper),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))),
     failed.length ? el("ul", { class: "card notes" }, failed.map((run) => el("li", {}, spoken("The run of {case}, seed {seed}, ended in an error, which decides nothing: {error}", { case: called(run.point, Object.keys(run.point)), seed: run.seed, error: run.error })))) : null,
     el("details", { class: "of" }, el("summary", {}, spoken("Machines and versions behind these numbers")),
