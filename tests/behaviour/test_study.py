@@ -368,7 +368,7 @@ def test_a_report_of_the_first_version_is_read_and_its_claims_are_known_by_their
     assert [old["expected"] for old in again["earlier"]] == ["above 7", "below 2"] and again["name"] == "small"
     told = markdown(document(run_study(learning(3, 1), folder=tmp_path), read))
     assert "expected below 2 (3 seeds, steps=1, nothing given), and the verdict was: holds" in told
-    assert "expected above 7 (nothing given), and the verdict was: fails" in told
+    assert "expected above 7 (scale not recorded, nothing given), and the verdict was: fails" in told
 
 
 def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_path, monkeypatch, capsys):

@@ -30,10 +30,10 @@ def study(
 ) -> None:
     """Check what papers claim, in miniature: list the studies, run some, show what was found.
 
-    A claim holds, fails, is undecided at the scale, or not testable here if what it takes is not so, as that a model
-    to compare with has learned the task. An error of a run decides nothing. Runs are kept, so that the
-    same command goes on where it was stopped, and are run again when the code that ran for them has changed. What was
-    found at the small scale comes with the package: report shows it where nothing was run.
+    A claim holds, fails, is undecided at the scale, or is not testable here, if what it takes is not so: that a model
+    to compare with has learned the task, say. An error of a run decides nothing. Runs are kept, so that the same
+    command goes on where it was stopped, and are run again when the code that ran for them has changed. What was found
+    at the small scale comes with the package: report shows it where nothing was run.
 
     Numbers of a report are of the code that ran for it. verify --replay makes one run of each report again by the code
     of now, whole, drawn by hash among the cheapest third, and says whether it gives the same measures: equal, within

@@ -194,9 +194,10 @@ def _history(claim: Mapping[str, Any]) -> list[str]:
 
 def _said_of_scale(old: Mapping[str, Any]) -> list[str]:
     """Return the scale that an earlier verdict was of, in words; reports of the first version did not keep it."""
-    seeds = old.get("seeds")
-    said = [] if seeds is None else [spoken("1 seed" if seeds == 1 else "{n} seeds", n=seeds)]
-    return said + [f"{name}={value}" for name, value in old.get("settings", {}).items()]
+    if "seeds" not in old:
+        return [spoken("scale not recorded")]
+    seeds = spoken("1 seed" if old["seeds"] == 1 else "{n} seeds", n=old["seeds"])
+    return [seeds, *(f"{name}={value}" for name, value in old["settings"].items())]
 
 
 def _said_of_given(old: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:

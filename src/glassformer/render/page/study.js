@@ -47,7 +47,7 @@ const givenRows = (claim) => claim.given.map((one) => [one.met ? spoken("given")
 
 // how an earlier report decided it; the first ones did not keep of what
 function earlierWords(claim, old) {
-  const of = [...(old.seeds === undefined ? [] : [old.seeds === 1 ? spoken("1 seed") : spoken("{n} seeds", { n: old.seeds })]),
+  const of = [old.seeds === undefined ? spoken("scale not recorded") : old.seeds === 1 ? spoken("1 seed") : spoken("{n} seeds", { n: old.seeds }),
     ...Object.entries(old.settings ?? {}).map(([name, value]) => `${name}=${value}`),
     ...(old.given?.length ? [spoken("given: {conditions}", { conditions: old.given.map((one) => one.text).join("; ") })] : claim.given.length ? [spoken("nothing given")] : [])];
   return spoken("Before this, {quantity} was expected {expected} ({of}), and the verdict was: {verdict}.", { quantity: old.quantity ?? claim.quantity, expected: old.expected, of: of.join(spoken(", ")), verdict: VERDICTS[old.verdict] });
