@@ -6,11 +6,12 @@ python -m glassformer.studies --replay [NAME…]      make one run of each repor
 
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from glassformer.study import names, run_study
 from glassformer.study.replay import replay_reports
-from glassformer.study.report import document
+from glassformer.study.report import document, time_of
 from glassformer.study.sealed import seal
 from glassformer.study.shelf import shipped, shipped_at, shipped_replays_at
 
@@ -21,7 +22,7 @@ def main(asked: list[str]) -> None:
         reports = {name: report for name in asked[1:] or names() if (report := shipped(name)) is not None}
         with tempfile.TemporaryDirectory() as folder:
             for name, found in replay_reports(reports, shipped_replays_at(), Path(folder)).items():
-                print(name, f"{found.seconds} s", found.said())
+                print(name, time_of(asdict(found)), found.said())
         return
     for name in asked:
         found = document(run_study(name), shipped(name))
