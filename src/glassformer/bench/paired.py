@@ -53,9 +53,15 @@ class Spread:
         draw = random.Random(0)
         medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
         ordered = sorted(values)
-        quartiles = (ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.75))
-        interval = medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1]
-        return cls(median(values), *interval, *quartiles, ordered[0], ordered[-1])
+        return cls(
+            median=median(values),
+            low=medians[round(0.025 * RESAMPLES)],
+            high=medians[round(0.975 * RESAMPLES) - 1],
+            first_quartile=ordered[round(0.25 * (len(ordered) - 1))],
+            third_quartile=ordered[round(0.75 * (len(ordered) - 1))],
+            least=ordered[0],
+            largest=ordered[-1],
+        )
 
     def inverse(self) -> "Spread":
         """The spread of 1 / value: from ratios of time to ratios of speed."""
