@@ -60,6 +60,11 @@ def test_every_error_page_describes_an_error_that_exists() -> None:
     assert titles - {"Errors"} == set(PUBLIC)
 
 
+def test_a_size_that_meets_a_rounded_aim_and_not_the_aim_is_said_to_miss_it() -> None:
+    row = {"bytes": {"theirs": 2**20 * 100, "ours": 2**20 * 67.1}, "memory_ratio": 100 / 67.1, "memory_aim": 1.5}
+    assert program("make_tables")._memory(row) == ("100 / 67 MiB", "≤ 2/3 x", "no")
+
+
 def test_the_generated_tables_are_what_the_script_makes() -> None:
     tables = program("make_tables")
     for path, found in tables.tables().items():

@@ -468,8 +468,8 @@ def test_a_replay_tells_equal_numbers_from_those_of_another_seed_and_from_others
 
 
 def test_the_run_that_is_made_again_is_cheap_and_depends_on_neither_order_nor_time():
-    runs = [{"point": {"x": i}, "seed": 0, "seconds": float(i), "key": str(i), "error": ""} for i in range(9)]
-    broken = {"point": {"x": -1}, "seed": 0, "seconds": 0.0, "key": "", "error": "no luck"}
+    runs = [{"point": {"x": i}, "seed": 0, "cpu_seconds": float(i), "key": str(i), "error": ""} for i in range(9)]
+    broken = {"point": {"x": -1}, "seed": 0, "cpu_seconds": 0.0, "key": "", "error": "no luck"}
     chosen = {name: drawn({"study": name, "runs": [broken, *runs]})["key"] for name in map(str, range(30))}
     assert chosen == {name: drawn({"study": name, "runs": runs[::-1]})["key"] for name in chosen}
     assert set(chosen.values()) == {"0", "1", "2"}

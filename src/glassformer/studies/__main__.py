@@ -7,12 +7,13 @@ python -m glassformer.studies --replay [NAME…]      make one run of each repor
 
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from glassformer.study import find, names, run_study
 from glassformer.study.replay import replay_reports
-from glassformer.study.report import decided_anew, document, tallied
+from glassformer.study.report import decided_anew, document, tallied, time_of
 from glassformer.study.sealed import seal
 from glassformer.study.shelf import shipped, shipped_at, shipped_replays_at
 
@@ -29,7 +30,7 @@ def main(asked: list[str]) -> None:
         reports = _reports(asked[1:])
         with tempfile.TemporaryDirectory() as folder:
             for name, found in replay_reports(reports, shipped_replays_at(), Path(folder)).items():
-                print(name, f"{found.seconds} s", found.said())
+                print(name, time_of(asdict(found)), found.said())
         return
     for name in asked:
         found = document(run_study(name), shipped(name))

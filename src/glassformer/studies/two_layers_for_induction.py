@@ -84,7 +84,7 @@ STUDY = Study(
     grid={"model": (ONE, SMEARED, TWO, COUNTS)},
     scales={
         "smoke": Scale(seeds=2, settings={"steps": 20}),
-        "small": Scale(seeds=3, settings={"steps": 1500}),
+        "small": Scale(seeds=8, settings={"steps": 4000}),
     },
     measures={
         "share_of_chance": Measure(

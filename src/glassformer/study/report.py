@@ -5,8 +5,10 @@
                  "high", "near", "values", "why", "earlier"}],
      "chance": {"by_interval", "false_holds"},
      "measures": [{"name", "about", "unit", "question", "source"}],
-     "runs": [{"point", "seed", "measures", "undefined", "error", "seconds", "key"}],
-     "machines": [{…}], "seconds": …, "code": {"module:name": digest}, "sha256": of all the rest}
+     "runs": [{"point", "seed", "measures", "undefined", "error", "cpu_seconds", "wall_seconds", "trained", "found",
+               "key"}],
+     "cpu_seconds": …, "wall_seconds": …, "trained": {model: seconds}, "found": {model: seconds},
+     "machines": [{…}], "code": {"module:name": digest}, "sha256": of all the rest}
 
 A report that is written where an older one lies remembers what that one said: a claim of which something else was
 measured, expected or asked first, or that was decided of other seeds, settings, cases or recipes, lists how it was
@@ -56,7 +58,7 @@ def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str,
         "seeds": study.scale(found.scale).seeds,
         "measures": [_measure(study, name) for name in found.measures()],
         "runs": [_run(run) for run in found.runs],
-        "seconds": round(sum(run.seconds for run in found.runs), 1),
+        **_time(found.runs),
         "machines": _distinct([run.machine for run in found.runs]),
         "code": code,
     }
@@ -150,8 +152,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     machine = "; ".join(", ".join(one.values()) for one in report["machines"])
     parts = [
         f"# {report['study']}\n\n{spoken(report['question'])}\n\n{spoken('Paper: {paper}', paper=report['paper'])}",
-        spoken("Scale {scale}: {size}, {time} on one thread ({machine}).", scale=report["scale"], size=size_of(report),
-               time=duration(report["seconds"]), machine=machine),
+        spoken("Scale {scale}: {size}, {time} ({machine}).", scale=report["scale"], size=size_of(report),
+               time=time_of(report), machine=machine),
         f"## {spoken('Claims')}\n\n"
         + _table(spoken_each("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
         *(["\n".join(notes)] if notes else []),
@@ -292,7 +294,9 @@ def _run(run: Record) -> dict[str, Any]:
     return {
         "point": dict(run.point), "seed": run.seed, "undefined": dict(run.undefined),
         "measures": {name: _number(measured) for name, measured in run.measures.items()},
-        "error": run.error.strip().rsplit("\n", 1)[-1], "seconds": run.seconds,
+        "error": run.error.strip().rsplit("\n", 1)[-1],
+        "cpu_seconds": run.cpu_seconds, "wall_seconds": run.wall_seconds,
+        "trained": dict(run.trained), "found": dict(run.found),
         "key": records.key(run.study, {"point": run.point, "settings": run.settings, "seed": run.seed}),
     }  # fmt: skip
 
@@ -361,6 +365,35 @@ def _measured(run: Mapping[str, Any]) -> Measured:
     # JSON has no word for a number that is none
     measures = {name: math.nan if measured is None else measured for name, measured in run["measures"].items()}
     return Measured(run["point"], run["seed"], measures, run["undefined"], run["error"])
+
+
+def time_of(told: Mapping[str, Any]) -> str:
+    """Return what a report, a run of one or a replay took, and the training it found done: `12 min of CPU time`."""
+    cpu, wall, trained = told["cpu_seconds"], told["wall_seconds"], told.get("found", {}).values()
+    said = [] if cpu is None else [spoken("{time} of CPU time", time=duration(cpu))]
+    said += [] if wall is None else [spoken("{time} by the clock on one thread", time=duration(wall))]
+    known = [seconds for seconds in trained if seconds is not None]
+    if known:
+        said.append(spoken("{time} of CPU time to train models that were there", time=duration(sum(known))))
+    if len(known) < len(trained):
+        said.append(spoken("and an unknown time to train models that were there"))
+    return spoken(", ").join(said)
+
+
+def _time(runs: Sequence[Record]) -> dict[str, Any]:
+    """Return what runs took together; what one of them trained is not counted again where others found it."""
+    trained = {model: seconds for run in runs for model, seconds in run.trained.items()}
+    found: dict[str, float | None] = {}
+    for run in runs:
+        for model, seconds in run.found.items():
+            if model not in trained and found.get(model) is None:
+                found[model] = seconds
+    cpu = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    wall = [run.wall_seconds for run in runs if run.wall_seconds is not None]
+    return {
+        "cpu_seconds": round(sum(cpu), 1) if cpu else None, "wall_seconds": round(sum(wall), 1) if wall else None,
+        "trained": trained, "found": found,
+    }  # fmt: skip
 
 
 def _number(value: float) -> float | None:

@@ -138,19 +138,30 @@ function measureChart(measure) {
 
 // ---- the page
 
+const CLOCKS = { cpu_seconds: spoken("CPU seconds"), wall_seconds: spoken("seconds by the clock, one thread") };
+
 function runTable() {
   const axes = Object.keys(data.grid), names = data.measures.map((measure) => measure.name);
   const value = (run, name) => (run.measures[name] === undefined || run.measures[name] === null ? "–" : short(run.measures[name]));
+  const clocks = Object.entries(CLOCKS).filter(([clock]) => data.runs.some((run) => run[clock] !== null));
   return el("details", {}, el("summary", {}, spoken("All {n} runs", { n: count(data.runs.length) })),
     scroller(spoken("table of runs"), el("table", { class: "grid" },
-      el("thead", {}, el("tr", {}, [...axes, spoken("seed"), ...names, spoken("seconds")].map((name) => el("th", { scope: "col" }, name)))),
+      el("thead", {}, el("tr", {}, [...axes, spoken("seed"), ...names, ...clocks.map(([, words]) => words)].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, data.runs.map((run) => el("tr", {}, axes.map((axis) => el("td", {}, String(run.point[axis]))), el("td", { class: "number" }, String(run.seed)),
-        names.map((name) => el("td", { class: "number" }, value(run, name))), el("td", { class: "number" }, plain(run.seconds, 1))))))));
+        names.map((name) => el("td", { class: "number" }, value(run, name))), clocks.map(([clock]) => el("td", { class: "number" }, run[clock] === null ? "–" : plain(run[clock], 1)))))))));
+}
+
+// what all runs took, by the clock if they are from before CPU time was measured, and the training that they found done
+function times() {
+  const found = Object.values(data.found), known = found.filter((seconds) => seconds !== null);
+  const trained = `${known.length ? plain(known.reduce((a, b) => a + b, 0), 0) : ""}${known.length < found.length ? " + ?" : ""}`.replace(/^ \+ /, "");
+  return [...Object.entries(CLOCKS).filter(([clock]) => data[clock] !== null).map(([clock, words]) => [words, plain(data[clock], 0)]),
+    ...(found.length ? [[spoken("CPU seconds of training found done"), trained]] : [])];
 }
 
 function header() {
   const tally = Object.entries(VERDICTS).map(([verdict, words]) => [words, data.claims.filter((claim) => claim.verdict === verdict).length]).filter(([, n]) => n);
-  const facts = [[spoken("scale"), data.scale], [spoken("seeds"), data.seeds], [spoken("runs"), data.runs.length], [spoken("seconds on one thread"), plain(data.seconds, 0)], ...tally];
+  const facts = [[spoken("scale"), data.scale], [spoken("seeds"), data.seeds], [spoken("runs"), data.runs.length], ...times(), ...tally];
   const failed = data.runs.filter((run) => run.error);
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), spoken(" · a paper’s claims, checked in miniature")),
