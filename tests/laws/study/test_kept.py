@@ -46,14 +46,14 @@ def refuse(by):
 STUDY = Study(
     "trains", paper="Nobody 2000", question="Does it train?", run=run, grid={"by": (1, 3)},
     scales={"smoke": Scale(), "small": Scale(seeds=2)},
-    claims=(Claim("It has a size", value("size", by=1), above(-1e9)), Claim("odd", value("odd", by=3), above(0))),
+    claims=(Claim("size", "It has a size", value("size", by=1), above(-1e9)), Claim("odd", "Odd ones have one", value("odd", by=3), above(0))),
 )
 '''
 PLAIN = """from glassformer.study import Claim, Scale, Study, above, value
 
 STUDY = Study(
     "plain", "Nobody 2000", "Is it so?", lambda case: {"x": (1.0, 1.1).index(case["of"]) + 1}, grid={"of": (1.0, 1.1)},
-    scales={"small": Scale(seeds=2)}, claims=(Claim("it is so", value("x"), above(0)),),
+    scales={"small": Scale(seeds=2)}, claims=(Claim("so", "it is so", value("x"), above(0)),),
 )
 """
 TIMES = {"cpu_seconds", "wall_seconds", "trained", "found"}
@@ -74,7 +74,7 @@ def untimed(found) -> str:
 
 
 def simple(run, **more) -> Study:
-    claims = (Claim("it is so", value("x"), above(0)),)
+    claims = (Claim("so", "it is so", value("x"), above(0)),)
     return Study("made-up", "Nobody 2000", "Is it so?", run, claims, {"small": Scale(seeds=3)}, **more)
 
 

@@ -15,7 +15,7 @@ from glassformer.study.shelf import shipped_replays_at
 
 
 def made(run, **more) -> Study:
-    claims = (Claim("it is so", value("x"), above(0)),)
+    claims = (Claim("so", "it is so", value("x"), above(0)),)
     return Study("made-up", "Nobody 2000", "Is it so?", run, claims, {"small": Scale(seeds=1)}, **more)
 
 
