@@ -33,6 +33,7 @@ from glassformer.study import (
     verify,
 )
 from glassformer.study.claims import VERDICTS
+from glassformer.study.records import TIME
 from glassformer.study.replay import drawn, read_replays, replay, replay_reports
 from glassformer.study.report import (
     chance_in_words,
@@ -356,7 +357,11 @@ def test_history_follows_the_name_of_a_claim_and_remembers_of_what_it_was_decide
 def test_a_report_of_the_first_version_is_read_and_its_claims_are_known_by_their_sentences(tmp_path):
     path = tmp_path / "report.json"
     made = document(run_study(learning(3, 1), folder=tmp_path))
-    first = {name: told for name, told in made.items() if name != "chance"} | {"version": 1}
+    # its claims had no names, and its time was that of the clock
+    first = {name: told for name, told in made.items() if name not in {"chance", *TIME}} | {"version": 1, "seconds": 2}
+    first["runs"] = [
+        {name: told for name, told in run.items() if name not in TIME} | {"seconds": 1} for run in made["runs"]
+    ]
     new = ("name", "counts", "exact", "given", "near")
     first["claims"] = [{name: told for name, told in claim.items() if name not in new} for claim in made["claims"]]
     first["claims"][0]["earlier"] = [{"expected": "above 7", "range": {"low": 7, "high": None}, "verdict": "fails"}]
