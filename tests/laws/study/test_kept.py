@@ -46,7 +46,10 @@ def refuse(by):
 STUDY = Study(
     "trains", paper="Nobody 2000", question="Does it train?", run=run, grid={"by": (1, 3)},
     scales={"smoke": Scale(), "small": Scale(seeds=2)},
-    claims=(Claim("size", "It has a size", value("size", by=1), above(-1e9)), Claim("odd", "Odd ones have one", value("odd", by=3), above(0))),
+    claims=(
+        Claim("size", "It has a size", value("size", by=1), above(-1e9)),
+        Claim("odd", "Odd ones have one", value("odd", by=3), above(0)),
+    ),
 )
 '''
 PLAIN = """from glassformer.study import Claim, Scale, Study, above, value
