@@ -84,7 +84,7 @@ def moved(x: Tensor, seed: str) -> Tensor:
     if x.dtype == torch.bool:
         x[entry] = ~x[entry]
     elif x.is_floating_point() or x.is_complex():
-        x[entry] += 1e-3 * max(float(x[x.isfinite()].abs().max()), 1e-6)
+        x[entry] += 1e-3 * max(float(x[x.isfinite()].abs().max()), 1e-3)
     else:
         x[entry] += 1
     return x

@@ -33,7 +33,8 @@ def _source_effects(asked: Asked) -> Iterator[Pair]:
 
 
 def _neuron_effects(asked: Asked) -> Iterator[Pair]:
-    found, paths = asked.found, DirectPaths(asked.model, asked.inputs)
+    found, paths = asked.found, DirectPaths(asked.parts, asked.inputs)
+    yield Pair("logits of the pass", paths.logits, asked.model(*asked.inputs))
     total = _raw(paths)
     neurons, whole = paths.by_neuron(total), paths.contributions(total)
     yield Pair("contributions", found.contributions.values, torch.cat(list(neurons.values())))

@@ -35,6 +35,9 @@ def _copying(asked: Asked) -> Iterator[Pair]:
     yield Pair("traces", found.trace.values, [float(circuits[label].trace()) for label in labels])
     ratios = torch.stack([row.real.sum() / row.abs().sum() for row in values])
     yield Pair("ratios", found.ratio.values, ratios, 1e-6)
+    large = [row.abs() > 1e-6 * row.abs().max() for row in values]
+    shares = [float((row.real[keep] > 0).double().mean()) for row, keep in zip(values, large)]
+    yield Pair("shares of positive ones", found.positive.values, shares)
     for label, row, expected in zip(labels, found.eigenvalues.values, values):
         n = len(expected)
         # of a conjugate pair either may come first
@@ -55,7 +58,7 @@ def composition_score(w: HeadWeights, kind: str, earlier: str, later: str, offse
 
 
 def _composition(asked: Asked) -> Iterator[Pair]:
-    found, model = asked.found, asked.model
+    found, model = asked.found, asked.parts
     w, left_out = weights.of(model, fold=True), found.left_out
     kinds, earlier, later = ([str(label) for label in found.scores.labels(axis)] for axis in found.scores.axes)
     expected = torch.full_like(found.scores.values, math.nan)
@@ -103,6 +106,6 @@ def _carried(w: HeadWeights, one: AttentionWeights, other: AttentionWeights, wri
 
 
 JUDGES = {
-    "copying": Judge(_copying, ("ratio", "trace", "eigenvalues")),
+    "copying": Judge(_copying, ("ratio", "positive", "trace", "eigenvalues")),
     "composition": Judge(_composition, ("scores",)),
 }

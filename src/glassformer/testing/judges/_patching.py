@@ -7,15 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite
 from glassformer.models import SubLayer
 from glassformer.testing.judges._hooks import Change, hooked
 from glassformer.testing.judges.judge import Asked, Judge, Pair
 from glassformer.testing.plain import HEADS, spec
 from glassformer.trace import Foreign
-
-# beside those that are asked about by default
-FAMILIES = ("resid_post", "z", "query", "key", "value", "pattern")
 
 
 @dataclass(frozen=True)
@@ -31,16 +27,12 @@ class _Place:
 
 def _patch(asked: Asked) -> Iterator[Pair]:
     yield from _tables(asked, asked.found)
-    for family in FAMILIES:
-        try:
-            found = asked.call(sites=family)
-        except (AnalysisUnavailable, SiteNotRead, UnknownSite):
-            # the model has none of it, or not in every layer
-            continue
-        yield from _tables(asked, found)
+    # with what heads have, as far as the model has it
+    every = asked.call(sites="everything")
+    yield from _tables(asked, {name: table for name, table in every.items() if name not in asked.found})
 
 
-def _tables(asked: Asked, found: Any) -> Iterator[Pair]:
+def _tables(asked: Asked, found: Mapping[str, Any]) -> Iterator[Pair]:
     model, pairs = asked.model, asked.given["pairs"]
     clean, corrupt = (pairs.clean,), (pairs.corrupt,)
     if pairs.target is not None:
@@ -66,9 +58,11 @@ def _tables(asked: Asked, found: Any) -> Iterator[Pair]:
                     expected[i, j] = measured(corrupt, *donor.changes(j))
         yield Pair(name, table.values.values[0], expected)
         base = table.corrupt.values[0]
-        gap = table.clean.values[0] - base
-        share = (expected - base).nanmean(-1) / torch.where(expected.isnan(), torch.nan, gap).nanmean(-1)
-        yield Pair(f"{name}: carried", table.carried.values[0], share)
+        gap = torch.where(expected.isnan(), torch.nan, table.clean.values[0] - base)
+        mean, size = gap.nanmean(-1), gap.square().nanmean(-1).sqrt()
+        # gaps of different sign, which leave next to none, are no whole to be a share of
+        mean = torch.where(mean.abs() <= table.least_gap * size, torch.nan, mean)
+        yield Pair(f"{name}: carried", table.carried.values[0], (expected - base).nanmean(-1) / mean)
 
 
 @dataclass(frozen=True)
@@ -127,9 +121,8 @@ def _places(model: Any, name: str) -> tuple[str, Mapping[int, _Place]]:
         return family, _places_of_spec(model, family)
     several = len(model.stacks) > 1
     stack = words.pop(0) if several else model.output
-    if family.startswith("resid"):
-        end, index = ("in", 0) if family == "resid_pre" else ("out", 0)
-        return family, {b.layer: _Place(b, end, index, 1) for b in model.stacks[stack].blocks}
+    if family == "resid_pre":
+        return family, {block.layer: _Place(block, "in", 0, 1) for block in model.stacks[stack].blocks}
     wanted = words[0] if words else "mlp" if family == "mlp_out" else "attn"
     layers = [layer for layer in model.sub_layers(stack) if layer.name == wanted]
     return family, {layer.layer: _place(layer, family) for layer in layers}

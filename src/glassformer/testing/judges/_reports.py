@@ -106,7 +106,8 @@ def _circuits(asked: Asked) -> Iterator[Pair]:
     w = weights.of(model, fold=True)
     ids = repeated_inputs(model, repeats=repeats_for(model))
     if model.continues:
-        roles = evaluated(model, ids[0]) if any(head.reading for head in found.heads) else {}
+        said = "what heads attend to" not in {one.analysis for one in found.unavailable}
+        roles = evaluated(model, ids[0]) if said else {}
         n = len(ids[0][0].unique())
         for head in found.heads:
             scores = dict(roles.get(head.label, {}))
