@@ -36,7 +36,7 @@ from glassformer.zoo.sentences import MeasuredFigures, sentences
 from glassformer.zoo.shares import said_of_interval
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
-N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_ICL_ROWS, N_ROLE_ROWS = 200, 240, 2000, 5, 1024, 128
+N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_ICL_ROWS, N_ROLE_ROWS = 250, 240, 2000, 5, 1024, 128
 SPAN, SPAN_REPEATS, N_SPANS = 60, 3, 64
 BEGINNING_STEPS = 5000
 CLASSICS = (
@@ -166,23 +166,22 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> _Told:
         "xz_bits_per_byte": 8 * len(packed) / n_bytes,
         "icl_score": icl_score(by_position),
     }
-    if not bool(new.all()):
-        all_bytes = text.n_bytes["heldout"]
+    if len(losses) < len(of_all):
         figures |= {
             "heldout_loss_with_overlap": float(of_all.mean()),
-            "bits_per_byte_with_overlap": bits_per_byte(of_all, all_bytes),
+            "bits_per_byte_with_overlap": bits_per_byte(of_all, text.n_bytes["heldout"]),
         }
     roles = _roles(model, heldout, text_config.length)
     figures |= roles.figures
     notes = [
         held_out.said(),
         f"losses in nats per token over the other {len(losses):,} tokens of the {len(heldout)} held-out files "
-        f"({n_bytes:,} bytes), read in windows of {text_config.length} that overlap by half; with_overlap: over all "
-        f"{len(of_all):,}",
+        f"({n_bytes:,} bytes), read in windows of {text_config.length} that overlap by half",
         f"bigram (Witten-Bell) and {NGRAM}-gram (interpolated Kneser-Ney) fitted on the text trained on, same tokens; "
         "xz -9 on what they spell, concatenated",
         f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats, those "
         f"in such runs aside; {n_rows} windows, each within one held-out file",
+        *([f"with_overlap: the same over all {len(of_all):,} tokens"] if len(losses) < len(of_all) else []),
         *roles.notes,
     ]
     overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
