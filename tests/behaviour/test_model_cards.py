@@ -93,6 +93,15 @@ def test_assignments_seen_in_training_text_are_not_asked_for():
     assert len({second for _, second in words}) == N_ASSIGNMENTS
 
 
+@in_one_pass
+@pytest.mark.parametrize("name", ["attn-only-1l", "attn-only-2l"])
+def test_a_card_says_how_much_of_what_is_held_out_training_had(name):
+    (told,) = (note for note in card(name).notes if note.startswith("overlap: "))
+    figures = card(name).figures
+    overlap = not told.startswith("overlap: 0 ")
+    assert ("heldout_loss_with_overlap" in figures) == ("bits_per_byte_with_overlap" in figures) == overlap
+
+
 def test_held_out_tokens_count_where_no_run_of_them_is_in_training_text():
     tokenizer = bytes_tokenizer()
     shared, own = tokenizer.encode("a licence for all"), [tokenizer.encode(text) for text in ("This is ", " to read.")]
