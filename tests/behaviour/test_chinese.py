@@ -114,9 +114,9 @@ def test_what_a_trace_says_of_its_noise_is_said_in_chinese(costs: tuple[float, f
 
 @pytest.mark.parametrize("unknown", [(1,), (1, 2)])
 def test_unknown_words_are_noted_in_chinese(unknown: tuple[int, ...]) -> None:
-    (note,) = mark_notes(Marks(unknown, words=4), "text", "tiny", lambda folder: None)
+    (note,) = mark_notes(Marks(unknown, words=4, lost=("鲸 [1]",)), "text", "tiny", lambda folder: None)
     with speaking("zh"):
-        assert str(note).startswith(f"文本的 4 个词元中有 {len(unknown)} 个是此模型不认识的。")
+        assert str(note).startswith(f"文本的 4 个词元中有 {len(unknown)} 个是此模型不认识的：鲸 [1]。")
         assert english_in([str(note)]) == []
 
 
