@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -404,7 +405,9 @@ def real(model: str) -> str:
         (
             name.removeprefix(f"{model} "),
             check["expected"],
-            check["said"] if check["holds"] else f"**not so:** {check['said']}",
+            textwrap.shorten(check["said"] or "it does", 140, placeholder=" …")
+            if check["holds"]
+            else f"**not so:** {check['said']}",
             f"{check['cpu_s']:.1f}",
             f"{check['peak_mib'] / 1024:.1f}",
         )
