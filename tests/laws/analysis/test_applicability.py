@@ -17,7 +17,7 @@ from glassformer.labelled import Labelled
 from glassformer.testing import applies
 from glassformer.testing.applies import Undecided, as_kind, built, first_sentence, made, mechanisms, outcome, outcomes
 from glassformer.testing.calls import right_call
-from glassformer.testing.judges import Judge, Pair
+from glassformer.testing.judges import JUDGES, Judge, Pair
 from glassformer.testing.models import Subject, subject
 from made_up_mechanisms import MADE_UP
 from one_pass import in_one_pass
@@ -137,7 +137,7 @@ def test_what_is_neither_a_right_answer_nor_a_refusal_is_a_mistake_that_names_bo
     answering(Labelled(torch.full((2,), torch.nan), ("head",)))
     with pytest.raises(Undecided, match=rf"{card.name} of mine answers with nothing but NaN"):
         outcome(card, model)
-    monkeypatch.setitem(applies.JUDGES, card.name, Judge(lambda asked: iter([Pair("shares", 1.0, 2.0)]), ()))
+    monkeypatch.setitem(JUDGES, card.name, Judge(lambda asked: iter([Pair("shares", 1.0, 2.0)]), ()))
     answering(Labelled(torch.ones(2), ("head",)))
     with pytest.raises(Undecided, match=rf"{card.name} of mine and its judge differ; shares: error 0\.5"):
         outcome(card, model)

@@ -62,8 +62,8 @@ def _meaning_shift(asked: Asked) -> Iterator[Pair]:
         yield Pair(f"size at {site}", *_by_label(size, "component", {c: v.norm() for c, v in moved.items()}))
     unit = difference[-1] / difference[-1].norm()
     for name, one, places in zip(("first", "second"), paths, at):
-        tables = (getattr(found, f"{name}_{which}") for which in ("tokens", "cross"))
-        yield from _of_heads(*tables, one.by_key(places[sites[-1]] @ unit))
+        tokens, cross = (getattr(found, f"{name}_{which}") for which in ("tokens", "cross"))
+        yield from _of_heads(tokens, cross, one.by_key(places[sites[-1]] @ unit))
 
 
 def _input_gradients(asked: Asked) -> Iterator[Pair]:
