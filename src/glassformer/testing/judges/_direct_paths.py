@@ -216,21 +216,24 @@ class DirectPaths:
         found: list[Change] = []
         for block in self.model.output_stack.blocks:
             found.append(Change(block, "in", functools.partial(_keep, self.streams, block.at_resid[0])))
-            if block.wiring in ("pre", "sandwich"):
-                for name, at in zip(block.names[1:], block.at_resid[1:-1]):
-                    found.append(Change(block.norm(name), "in", functools.partial(_keep, self.streams, at)))
             found.append(Change(block, "out", functools.partial(_keep, self.streams, block.at_resid[-1])))
-        return found
+        return found + [
+            Change(one.before, "in", functools.partial(_keep, self.streams, one.at_stream))
+            for one in self._sub_layers()
+            if one.before is not None
+        ]
 
     def _of_streams_behind(self) -> list[Change]:
         """Note the stream where a norm returns it."""
         return [
-            Change(norm, "out", functools.partial(_keep, self.streams, at))
-            for block in self.model.output_stack.blocks
-            if block.wiring == "post"
-            for name, at in zip(block.names, block.at_resid[1:])
-            if (norm := block.norm_after(name)) is not None
+            Change(one.after, "out", functools.partial(_keep, self.streams, one.at_behind))
+            for one in self._sub_layers()
+            if one.after is not None and one.after_on == "stream"
         ]
+
+    def _sub_layers(self) -> list[SubLayer]:
+        own = {*self.model.output_stack.blocks}
+        return [one for one in self.model.sub_layers() if one.block in own]
 
     def _of_unembedding(self) -> list[Change]:
         unembed, kept = self.model.unembed, dict[str, Tensor]()

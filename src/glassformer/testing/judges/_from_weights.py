@@ -1,6 +1,4 @@
 """Judges of what is said from weights: circuits written out as whole matrices, products and eigenvalues of those."""
-# torch does not type its linear algebra
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
+from glassformer.numerics.decompositions import eigenvalues
 from glassformer.testing.judges.judge import Asked, Judge, Pair
 from glassformer.weights import AttentionWeights, HeadWeights
 
@@ -29,7 +28,7 @@ def _copying(asked: Asked) -> Iterator[Pair]:
     labels = [str(label) for label in found.ratio.labels("head")]
     circuits = token_circuits(weights.of(asked.model, fold=True), labels)
     # of 11 tokens there are more eigenvalues than of the width of a head: those beyond are zero but for rounding
-    values = [torch.linalg.eigvals(circuits[label]) for label in labels]
+    values = [eigenvalues(circuits[label]) for label in labels]
     kept = [(~row.isnan()).sum() for row in found.eigenvalues.values]
     values = [row[row.abs().argsort(descending=True)][: int(n)] for row, n in zip(values, kept)]
     yield Pair("traces", found.trace.values, [float(circuits[label].trace()) for label in labels])

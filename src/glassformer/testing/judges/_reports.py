@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.heads.roles import repeated_inputs, repeats_for
+from glassformer.numerics.decompositions import eigenvalues
 from glassformer.testing.judges._ablation import changes_without
 from glassformer.testing.judges._attribution import STEP, token_vectors, with_vectors
 from glassformer.testing.judges._direct_paths import DirectPaths
@@ -123,7 +124,7 @@ def _circuits(asked: Asked) -> Iterator[Pair]:
             yield Pair(f"score without {head.label}", _or_nan(head.ablation_icl), icl, 1e-6)
     copied = [head.label for head in found.heads if head.copying is not None]
     for label, circuit in token_circuits(w, copied).items():
-        values = torch.linalg.eigvals(circuit)
+        values = eigenvalues(circuit)
         yield Pair(f"copying of {label}", found[label].copying, values.real.sum() / values.abs().sum(), 1e-6)
     for edge in found.edges:
         score = composition_score(w, edge.kind, edge.earlier, edge.later, range(1, 33))
