@@ -179,10 +179,7 @@ def slope(measure: str, over: str, **where: Any) -> Quantity:
     """The slope of a measure over an axis of the grid, by least squares."""
 
     def of(runs: Runs) -> float:
-        points = list(_along(runs, measure, over, where))
-        if len({x for x, _ in points}) < 2:
-            raise Missing(f"{over} takes one value only")
-        return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
+        return _slope(over, list(_along(runs, measure, over, where)))
 
     return Quantity(f"slope of {_called(measure, where)} over {over}", of, (measure,), (where,))
 
@@ -194,8 +191,7 @@ def growth(measure: str, over: str, **where: Any) -> Quantity:
         points = list(_along(runs, measure, over, where))
         if min(min(point) for point in points) <= 0:
             raise Missing(f"{measure} or {over} is not positive: it has no logarithm")
-        logs = [(math.log(x), math.log(y)) for x, y in points]
-        return statistics.linear_regression([x for x, _ in logs], [y for _, y in logs]).slope
+        return _slope(over, [(math.log(x), math.log(y)) for x, y in points])
 
     return Quantity(f"growth of {_called(measure, where)} with {over}", of, (measure,), (where,))
 
@@ -221,6 +217,12 @@ def _matching(runs: Runs, where: Mapping[str, Any]) -> list[Measured]:
     if not found:
         raise Missing(f"there is no run of {_spoken(where)}")
     return found
+
+
+def _slope(over: str, points: Sequence[tuple[float, float]]) -> float:
+    if len({x for x, _ in points}) < 2:
+        raise Missing(f"{over} takes one value only")
+    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
 
 
 def _along(runs: Runs, measure: str, over: str, where: Mapping[str, Any]) -> Iterator[tuple[float, float]]:

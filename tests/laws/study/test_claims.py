@@ -26,7 +26,7 @@ from glassformer.study import (
     value,
     within,
 )
-from glassformer.study.quantities import Measured
+from glassformer.study.quantities import Measured, Missing
 
 NUMBERS = st.floats(-100, 100, allow_nan=False)
 
@@ -105,6 +105,12 @@ def test_slopes_and_growth_find_the_law_they_were_made_by(factor, start):
     assert slope("loss", "n").of(straight) == pytest.approx(factor, abs=1e-9)
     power = [Measured({"n": n}, 0, {"loss": 3 * n**factor}, {}) for n in (1, 2, 5)]
     assert growth("loss", "n").of(power) == pytest.approx(factor, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", [slope, growth])
+def test_over_one_value_of_an_axis_there_is_no_slope(kind):
+    with pytest.raises(Missing, match="n takes one value only"):
+        kind("loss", "n").of([Measured({"n": 2}, 0, {"loss": 1.0}, {})])
 
 
 def test_an_order_holds_if_its_smallest_step_is_upwards():
