@@ -9,6 +9,7 @@ import glassformer
 from glassformer.cli import main
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import UnknownModel
+from glassformer.models import GREEDY, generate
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
 from glassformer.zoo.assignments import N_ASSIGNMENTS, pairs_beside, words_beside
@@ -130,3 +131,9 @@ def test_a_card_says_how_long_a_text_may_be_and_what_was_trained_on(name, capsys
     assert (found.max_len, found.trained_length) == (model.config.max_len, model.trained_length)
     assert main(["models", name]) == 0
     assert f"context: {found.max_len} tokens, trained on {found.trained_length}" in capsys.readouterr().out
+
+
+def test_a_bare_animal_acts_in_what_the_translator_says():
+    model = glassformer.load("zh-en")
+    made = generate(model, source=["猫吃鱼", "老师看书", "我吃了一个苹果"], sampling=GREEDY, max_new_tokens=12)
+    assert made.texts == ("The cat eats fish", "The teacher reads books", "I ate an apple")

@@ -94,10 +94,10 @@ def test_rows_that_stop_before_the_trained_length_are_not_noted(small: Any) -> N
 
 def test_sources_beyond_the_trained_length_are_noted_with_what_is_generated() -> None:
     model = gf.load("zh-en")
-    long = [[5] * 25]
+    long = [[5] * 27]
     for found in (generate, beam_search):
-        assert found(model, [[1]], max_new_tokens=1, source=long).notes == length_note(25, 24)
-        assert found(model, [[1]], max_new_tokens=1, source=[[5] * 24]).notes == ()
+        assert found(model, [[1]], max_new_tokens=1, source=long).notes == length_note(27, 26)
+        assert found(model, [[1]], max_new_tokens=1, source=[[5] * 26]).notes == ()
 
 
 @pytest.mark.full
