@@ -96,8 +96,8 @@ STUDY = Study(
     grid={"mechanism": tuple(MIXERS)},
     scales={
         "smoke": Scale(seeds=2, settings={"steps": 20, "length": 32}),
-        "small": Scale(seeds=5, settings={"steps": 250, "length": 128}),
-        "full": Scale(seeds=5, settings={"steps": 2000, "length": 512}),
+        "small": Scale(seeds=8, settings={"steps": 250, "length": 128}),
+        "full": Scale(seeds=8, settings={"steps": 2000, "length": 512}),
     },
     measures={
         "accuracy": Measure("Share of facts that are found; guessing among values finds 0.06", learned=True),
