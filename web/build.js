@@ -1,5 +1,5 @@
-// Builds the scripts and the style sheet that pages carry, into the Python package: for each kind of page one script that
-// runs by itself, and the English texts that it says, which are looked up in the table of the page's language.
+// Builds the scripts and the style sheet that pages carry, into the folder that is named: for each kind of page one script
+// that runs by itself, and the English texts that it says, which are looked up in the table of the page's language.
 
 import { mkdirSync, readdirSync, writeFileSync } from "node:fs";
 import { basename, join } from "node:path";
@@ -9,7 +9,7 @@ import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { build } from "vite";
 
 const root = fileURLToPath(new URL(".", import.meta.url));
-const out = process.argv[2] ?? join(root, "..", "src", "glassformer", "render", "page", "built");
+const [out] = process.argv.slice(2);
 
 /** Collect the texts that the modules of a bundle say: what may be the first argument of `spoken`. */
 function saidIn(found) {

@@ -42,7 +42,7 @@ export function factsOf(entries: readonly (readonly [string, unknown])[], explai
   return entries.map(([name, value]): Fact => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(SETTINGS.has(name) ? spoken(String(value)) : value);
-    return [labels[name] ?? factName(name), words && cut(words, 240), explained(name)];
+    return [Object.hasOwn(labels, name) ? labels[name] : factName(name), words && cut(words, 240), explained(name)];
   });
 }
 
