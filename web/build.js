@@ -1,7 +1,7 @@
 // Builds the scripts and the style sheet that pages carry, into the folder that is named: for each kind of page one script
 // that runs by itself, and the English texts that it says, which are looked up in the table of the page's language.
 
-import { mkdirSync, readdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { basename, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -35,6 +35,16 @@ function saidIn(found) {
 /** Escape what would end a script element, or begin a comment in it. Both stand in strings alone. */
 const embeddable = (script) => script.replaceAll("<!--", "\\x3C!--").replaceAll(/<(\/?script)/gi, "\\x3C$1");
 
+/** The licences of the packages that modules of a bundle come from. */
+function licencesOf(modules) {
+  const packages = new Set(Object.keys(modules).flatMap((id) => /.*node_modules\/(?:@[^/]+\/)?[^/]+/.exec(id)?.[0] ?? []));
+  return [...packages].map((folder) => {
+    const { name, version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+    const file = readdirSync(folder).find((file) => /^licen[cs]e/i.test(file));
+    return `${name} ${version}\n\n${readFileSync(join(folder, file), "utf8").trim()}\n`;
+  });
+}
+
 async function bundled(input, format, said = new Set()) {
   const { output } = await build({
     root, configFile: false, logLevel: "warn", mode: "production",
@@ -46,12 +56,15 @@ async function bundled(input, format, said = new Set()) {
 
 mkdirSync(out, { recursive: true });
 const words = {};
+const licences = new Set();
 for (const file of readdirSync(join(root, "src", "pages")).sort()) {
   const [kind, said] = [basename(file, ".ts"), new Set()];
   const [chunk] = await bundled(join(root, "src", "pages", file), "iife", said);
   writeFileSync(join(out, `${kind}.js`), embeddable(chunk.code));
   words[kind] = [...said].filter((text) => text !== "").sort();
+  for (const licence of licencesOf(chunk.modules)) licences.add(licence);
 }
 const [sheet] = await bundled(join(root, "src", "page.css"), "es");
 writeFileSync(join(out, "page.css"), sheet.source);
 writeFileSync(join(out, "words.json"), `${JSON.stringify(words, null, 1)}\n`);
+writeFileSync(join(out, "licences.txt"), [...licences].sort().join("\n---\n\n"));

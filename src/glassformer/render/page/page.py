@@ -1,9 +1,10 @@
 """A result as one HTML file that opens from disk and asks nobody for anything.
 
 The file carries its style, its script and the JSON document of the result; the script draws the document in the
-reader's browser. Its words are in the language that is spoken where it is made (`glassformer.words`); an English page
-carries no others, and the document is English on every page. A content security policy forbids every request and every
-script but this one, so that neither a token nor a later edit of the file can load or run anything else.
+reader's browser. Both are built from ``web/`` and lie in ``built/``, ready to stand inside of a page. Its words are in
+the language that is spoken where it is made (`glassformer.words`); an English page carries no others, and the document
+is English on every page. A content security policy forbids every request and every script but this one, so that
+neither a token nor a later edit of the file can load or run anything else.
 """
 
 import base64
