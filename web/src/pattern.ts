@@ -94,6 +94,7 @@ export class Pattern {
 
   /** The entry of largest size in a square of cells. */
   private strongest(q0: number, k0: number, size: number): number | null {
+    if (size === 1) return this.at(q0, k0);
     let found: number | null = null;
     for (let q = q0; q < Math.min(q0 + size, this.rows); q++) {
       for (let k = k0; k < Math.min(k0 + size, this.columns); k++) {
@@ -118,7 +119,12 @@ export class Pattern {
       for (let x = 0; x < width; x++) {
         const weight = this.strongest(y * size, x * size, size);
         if (weight === null) continue;
-        image.data.set([...colour(weight, this.scale), 255], 4 * (y * width + x));
+        const [red, green, blue] = colour(weight, this.scale);
+        const at = 4 * (y * width + x);
+        image.data[at] = red;
+        image.data[at + 1] = green;
+        image.data[at + 2] = blue;
+        image.data[at + 3] = 255;
       }
     }
     context.putImageData(image, 0, 0);

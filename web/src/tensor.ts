@@ -51,8 +51,11 @@ export class Tensor {
   readonly share: boolean;
 
   constructor({ axes, coords, rows = {}, shape, float32, values, signed, share = false }: TensorEntry) {
-    Object.assign(this, { signed });
-    [this.axes, this.coords, this.rows, this.share] = [axes, coords, rows, share];
+    this.axes = axes;
+    this.coords = coords;
+    this.rows = rows;
+    this.signed = signed;
+    this.share = share;
     this.shape = shape ?? sizesOf(values);
     // little-endian, as every machine with a browser keeps them
     if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
