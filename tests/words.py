@@ -1,7 +1,7 @@
 """Which words the source says: templates in calls of `spoken` and `sentence`, in Python and in the scripts of pages."""
 
 import ast
-import re
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +12,18 @@ from glassformer.zoo import cards
 
 SPEAKERS = ("spoken", "spoken_each", "sentence")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
-# one literal, and what may follow it within the same argument
-_CALL = re.compile(r"(?<![\w.])spoken\(")
-_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def said() -> set[str]:
     """Return every template that is said anywhere."""
     python = {words for path in SOURCE.rglob("*.py") for words in said_in_python(path.read_text(encoding="utf-8"))}
-    scripts = {words for path in SOURCE.rglob("*.js") for words in said_in_script(path.read_text(encoding="utf-8"))}
-    return (python | scripts) - {""}
+    return (python | said_in_scripts()) - {""}
+
+
+def said_in_scripts() -> set[str]:
+    """Return what the scripts of pages say, as it was found when they were built."""
+    found = json.loads((SOURCE / "render" / "page" / "built" / "words.json").read_text(encoding="utf-8"))
+    return {words for kind in found.values() for words in kind}
 
 
 def said_in_python(source: str) -> Iterator[str]:
@@ -38,26 +40,6 @@ def literals_of(argument: ast.expr) -> Iterator[str]:
     elif isinstance(argument, ast.IfExp):
         yield from literals_of(argument.body)
         yield from literals_of(argument.orelse)
-
-
-def said_in_script(source: str) -> Iterator[str]:
-    for call in _CALL.finditer(source):
-        yield from literals_of_first_argument(source[call.end() :])
-
-
-def literals_of_first_argument(rest: str) -> Iterator[str]:
-    depth, at = 0, 0
-    while True:
-        if literal := _LITERAL.match(rest, at):
-            if depth == 0:
-                yield literal[1]
-            at = literal.end()
-            continue
-        character = rest[at]
-        if depth == 0 and character in ",)":
-            return
-        depth += (character in "([{") - (character in ")]}")
-        at += 1
 
 
 def words_of_what_ships() -> set[str]:

@@ -1,8 +1,12 @@
 """The HTML page of an explanation, opened from disk in a real browser."""
 
 import copy
+import gzip
+import json
 import re
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from glassformer.analysis.reports import explain
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block
 from glassformer.models.model import LogitsOf
+from glassformer.render import page
 from glassformer.render.page import explanation_page
 from pages import NASTY, Opener, accessibility_report, open_everything, wait_for_frame
 
@@ -327,6 +332,18 @@ def test_colours_follow_the_scheme_and_print_is_light(opened: Opener) -> None:
 
 def _paper(shown: Page) -> list[int]:
     return [int(x) for x in re.findall(r"\d+", shown.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]]
+
+
+def test_scripts_and_style_of_pages_are_small_and_end_no_element_that_holds_them() -> None:
+    built = {path.name: path.read_bytes() for path in Path(str(files(page))).joinpath("built").iterdir()}
+    kinds = json.loads(built["words.json"])
+    assert {f"{kind}.js" for kind in kinds} == {name for name in built if name.endswith(".js")}
+    for kind, said in kinds.items():
+        script = built[f"{kind}.js"]
+        assert len(gzip.compress(script + built["page.css"])) < 60_000
+        assert not re.search(rb"<!--|</?script", script, re.IGNORECASE)
+        assert not re.search(rb"</style|url\(|@import", built["page.css"])
+        assert len(said) > 20
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import re
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -26,6 +26,7 @@ from pages import NASTY, Opener, accessibility_report, open_everything
 from results import HEAD, SAMPLES, document, sample
 
 browser_test = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
 
 
 def unpacked(entry: dict[str, Any]) -> torch.Tensor:
@@ -89,8 +90,9 @@ def test_the_page_and_the_json_say_the_same_but_for_how_tensors_are_written(name
 
 
 def test_sentences_for_readers_are_of_classes_that_there_are_and_of_what_these_draw_first() -> None:
-    script = files("glassformer.render.page").joinpath("results_words.js").read_text(encoding="utf-8")
-    said = re.findall(r"^  (\w+): \[(.*?)\}\],$", script, re.MULTILINE | re.DOTALL)
+    script = (ROOT / "web" / "src" / "results" / "words.ts").read_text(encoding="utf-8")
+    readers = script.partition("const READERS")[2].partition("\n};")[0]
+    said = re.findall(r"^  (\w+): \[(.*?)\],$", readers, re.MULTILINE | re.DOTALL)
     assert len(said) > 20
     known = {kind.__name__: kind.headline_names() for kind in classes()}
     for name, sentences in said:

@@ -1,15 +1,18 @@
 """A result as one HTML file that opens from disk and asks nobody for anything.
 
 The file carries its style, its script and the JSON document of the result; the script draws the document in the
-reader's browser. Its words are in the language that is spoken where it is made (`glassformer.words`); an English page
-carries no others, and the document is English on every page. A content security policy forbids every request and every
-script but this one, so that neither a token nor a later edit of the file can load or run anything else.
+reader's browser. Both are built from ``web/`` and lie in ``built/``, ready to stand inside of a page. Its words are in
+the language that is spoken where it is made (`glassformer.words`); an English page carries no others, and the document
+is English on every page. A content security policy forbids every request and every script but this one, so that
+neither a token nor a later edit of the file can load or run anything else.
 """
 
 import base64
 import hashlib
 import html
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -18,18 +21,6 @@ from glassformer.labelled import Result, spaced
 from glassformer.render.page.colours import colour_script, colour_style
 from glassformer.render.page.results import results_document
 from glassformer.words import Sentence, language, spoken, table
-
-# in the order they run: drawing, pictures, sections
-EXPLANATION = (
-    "draw.js", "glossary.js", "tensors.js", "lens.js", "patterns.js", "explanation_words.js", "explanation.js",
-)  # fmt: skip
-ATTENTION = ("draw.js", "patterns.js", "attention.js")
-CIRCUITS = ("draw.js", "glossary.js", "charts.js", "circuits.js")
-STUDY = ("draw.js", "charts.js", "study.js")
-RESULTS = (
-    "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "costs.js",
-    "results_words.js", "results_views.js", "results.js",
-)  # fmt: skip
 
 _DOCUMENT = """<!doctype html>
 <html lang="{lang}">
@@ -44,7 +35,7 @@ _DOCUMENT = """<!doctype html>
 </head>
 <body>
 <noscript><p>{noscript}</p></noscript>
-<script type="application/json" id="{name}">{data}</script>
+<script type="application/json" id="{kind}">{data}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -60,7 +51,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
     """
-    return _page(payload, "explanation", spoken("{model} explained", model=payload["model"]["name"]), EXPLANATION)
+    return _page("explanation", payload, spoken("{model} explained", model=payload["model"]["name"]))
 
 
 def attention_page(payload: Mapping[str, Any]) -> str:
@@ -70,7 +61,7 @@ def attention_page(payload: Mapping[str, Any]) -> str:
         payload: What `analysis.reports.attention.Attention` writes, format version 1.
     """
     title = spoken("What the heads of {model} look at", model=payload["model"]["name"])
-    return _page(payload, "attention", title, ATTENTION)
+    return _page("attention", payload, title)
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:
@@ -79,7 +70,7 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
     """
-    return _page(payload, "report", spoken("The circuits of {model}", model=payload["model"]["name"]), CIRCUITS)
+    return _page("circuits", payload, spoken("The circuits of {model}", model=payload["model"]["name"]))
 
 
 def study_page(payload: Mapping[str, Any]) -> str:
@@ -88,7 +79,7 @@ def study_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report (``glassformer.study.report``), format version 2.
     """
-    return _page(payload, "study", payload["study"], STUDY)
+    return _page("study", payload, payload["study"])
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
@@ -104,39 +95,35 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
     document = results_document(results, head)
     kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
     names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
-    return _page(
-        document, "results", spoken("{names} of {model}", names=names, model=model) if model else names, RESULTS
-    )
+    return _page("results", document, spoken("{names} of {model}", names=names, model=model) if model else names)
 
 
-def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:
-    source = "\n".join(_read(part) for part in scripts)
-    script = '"use strict";\n{\n' + colour_script() + _spoken(source, payload) + source + "}\n"
+def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
+    script = '"use strict";\n{\n' + colour_script() + _spoken(kind, payload) + _built(f"{kind}.js") + "}\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         lang=language(),
         digest=f"sha256-{digest}",
         title=html.escape(title),
-        style=colour_style() + _read("page.css"),
+        style=colour_style() + _built("page.css"),
         noscript=spoken(
             "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
             "loads nothing."
         ),
-        name=name,
+        kind=kind,
         data=_embedded(payload),
         script=script,
     )
 
 
-def _spoken(script: str, payload: Mapping[str, Any]) -> str:
-    """Return a script that holds what words of the page's scripts and document are in its language, unless English."""
-    said = {
-        english: words for english, words in table(language()).items() if json_text(english, ascii_only=False) in script
-    }
+def _spoken(kind: str, payload: Mapping[str, Any]) -> str:
+    """Return a script that holds what words of the page's script and document are in its language, unless English."""
+    known = table(language())
+    said = {english: known[english] for english in _texts_of_scripts()[kind] if english in known}
     if language() != "en":
         for text in _texts(payload):
             # names of classes and fields are shown as words
-            found = (name for name in (text, spaced(text), text.replace("_", " ")) if name in table(language()))
+            found = (name for name in (text, spaced(text), text.replace("_", " ")) if name in known)
             said |= {text: spoken(text)} if isinstance(text, Sentence) else {name: spoken(name) for name in found}
     return f"const DICTIONARY = new Map({_embedded(list(said.items()))});\n"
 
@@ -154,8 +141,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(held)
 
 
-def _read(name: str) -> str:
-    return files("glassformer.render.page").joinpath(name).read_text(encoding="utf-8")
+@cache
+def _texts_of_scripts() -> dict[str, list[str]]:
+    """Return for each kind of page the English texts that its script says, as they were found when it was built."""
+    return json.loads(_built("words.json"))
+
+
+def _built(name: str) -> str:
+    """Return a file of those that are built from ``web/``."""
+    return files("glassformer.render.page").joinpath("built", name).read_text(encoding="utf-8")
 
 
 def _embedded(payload: Any) -> str:

@@ -1,0 +1,130 @@
+// One attention pattern, large: cells, the names of tokens beside them, and a cursor.
+
+import type { Cell, Lattice } from "../drawing/cursor";
+import type { Pattern } from "../pattern";
+import { shortened, type Text } from "../tokens";
+
+const LABEL_ROOM = 96; // CSS pixels beside and above the picture for the names of tokens
+const TRAINED_LINE = 1.5; // CSS pixels
+const HATCH = 7; // CSS pixels between the lines over masked cells
+
+/** Where cells stand, and whether there is room for the names of tokens. */
+export interface Place extends Lattice {
+  isLabelled: boolean;
+}
+
+/** Where cells stand, if the picture has so much room. */
+export function placeIn(room: number, { rows, columns }: Pattern): Place {
+  const longest = Math.max(rows, columns);
+  const isLabelled = (room - LABEL_ROOM) / longest >= 11;
+  const fit = Math.max(1, Math.min(40, (room - (isLabelled ? LABEL_ROOM : 34)) / longest));
+  const cell = fit >= 8 ? Math.floor(fit) : fit;
+  const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [34, 20];
+  return { left, top, width: cell, height: cell, isLabelled };
+}
+
+export function drawLarge(
+  canvas: HTMLCanvasElement,
+  pattern: Pattern,
+  place: Place,
+  texts: { query: Text; key: Text },
+  cursor: Cell,
+  trained: number | null,
+): void {
+  const { left, top, width: cell, isLabelled } = place;
+  const [across, down] = [cell * pattern.columns, cell * pattern.rows];
+  const [width, height] = [left + across + (isLabelled ? 2 : 14), top + down + 2];
+  const sharp = devicePixelRatio || 1;
+  Object.assign(canvas, { width: width * sharp, height: height * sharp });
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  const context = canvas.getContext("2d")!;
+  context.scale(sharp, sharp);
+  const style = getComputedStyle(canvas);
+  const paint = (name: string) => style.getPropertyValue(name);
+
+  const pixels = document.createElement("canvas");
+  pattern.draw(pixels, 1);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(pixels, left, top, across, down);
+  if (pattern.masks) drawMasked(context, place, pattern, paint("--edge"));
+  // lines between cells, so that they hide no weight
+  context.fillStyle = paint("--trained");
+  if (trained !== null && trained < pattern.columns)
+    context.fillRect(left + trained * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
+  if (trained !== null && trained < pattern.rows)
+    context.fillRect(left, top + trained * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
+  drawLabels(context, place, pattern, texts, cursor, paint);
+  drawCursor(context, place, pattern, cursor, paint);
+}
+
+// oblique lines over the cells that the mask forbids: a weight of zero has none
+function drawMasked(
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell }: Place,
+  pattern: Pattern,
+  edge: string,
+) {
+  const [width, height] = [cell * pattern.columns, cell * pattern.rows];
+  context.save();
+  context.beginPath();
+  for (let q = 0; q < pattern.rows; q++)
+    context.rect(left + (q + 1) * cell, top + q * cell, width - (q + 1) * cell, cell);
+  context.clip();
+  context.beginPath();
+  for (let x = left - height; x < left + width; x += HATCH) {
+    context.moveTo(x, top + height);
+    context.lineTo(x + height, top);
+  }
+  context.strokeStyle = edge;
+  context.lineWidth = 0.75;
+  context.stroke();
+  context.restore();
+}
+
+function drawLabels(
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell, isLabelled }: Place,
+  pattern: Pattern,
+  texts: { query: Text; key: Text },
+  [atQuery, atKey]: Cell,
+  paint: (name: string) => string,
+) {
+  context.font = `${isLabelled ? Math.min(13, cell) : 10}px ${paint("--mono")}`;
+  context.textBaseline = "middle";
+  const every = isLabelled ? 1 : 2 ** Math.ceil(Math.log2(28 / cell));
+  const name = ({ tokens }: Text, i: number) => (isLabelled ? shortened(tokens[i], 11) : String(i));
+  const tint = (isChosen: boolean) => {
+    context.fillStyle = paint(isChosen ? "--pick" : "--soft");
+  };
+  context.textAlign = "right";
+  for (let q = 0; q < pattern.rows; q += every) {
+    tint(q === atQuery);
+    context.fillText(name(texts.query, q), left - 6, top + (q + 0.5) * cell);
+  }
+  for (let k = 0; k < pattern.columns; k += every) {
+    tint(k === atKey);
+    context.save();
+    context.translate(left + (k + 0.5) * cell, top - 6);
+    if (isLabelled) context.rotate(-Math.PI / 2);
+    context.textAlign = isLabelled ? "left" : "center";
+    context.fillText(name(texts.key, k), 0, isLabelled ? 0 : -4);
+    context.restore();
+  }
+}
+
+function drawCursor(
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell }: Place,
+  pattern: Pattern,
+  [q, k]: Cell,
+  paint: (name: string) => string,
+) {
+  context.strokeStyle = paint("--line");
+  context.strokeRect(left - 0.5, top - 0.5, cell * pattern.columns + 1, cell * pattern.rows + 1);
+  context.strokeStyle = paint("--pick");
+  context.lineWidth = 1;
+  context.strokeRect(left - 0.5, top + q * cell - 0.5, cell * pattern.columns + 1, cell + 1);
+  context.lineWidth = 2;
+  const grow = Math.max(0, 5 - cell);
+  context.strokeRect(left + k * cell - grow, top + q * cell - grow, cell + 2 * grow, cell + 2 * grow);
+}
