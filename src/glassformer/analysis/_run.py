@@ -572,16 +572,30 @@ def run(
         for site, edits in tape.edits.items():
             tape.edits[site] = in_own_rows(given, labels, tape.table[site], edits)
         output = view(*given.args, **given.kwargs, tape=tape)
+    return run_of_tape(model, given, tape, output)
+
+
+def run_of_tape(model: ModuleLike, given: Inputs, tape: Tape, output: Any) -> Run:
+    """Return what a pass left on its tape as a run.
+
+    Args:
+        model: That ran.
+        given: What it read.
+        tape: Reads and edits of the pass.
+        output: What the model returned.
+
+    Raises:
+        SiteNotRead: The pass did not come by a site that was asked for.
+    """
     tape.check_visited()
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
-    logits = None if silent else output_logits(output)
-    names = getattr(parts_of(model), "coordinate_names", ())
+    names, labels = getattr(parts_of(model), "coordinate_names", ()), PositionLabels(given)
     sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
         sites=sites,
         inputs=given,
-        logits=logits,
+        logits=None if silent else output_logits(output),
         output=None if ours and not silent else output,
         model=parts_of(model),
         bound=None if is_gathering() else Binding("run", model, given.shown),
