@@ -6,8 +6,8 @@
     other.logits([-1])
 
 A stream is `d_model` numbers per token and layer; patterns, queries, keys, values and hidden layers are many times
-that, and come back for the price of their own block. Numbers are those of `gf.run`, bit by bit where a pass takes the same
-route: a pattern that is read makes a layer take the dense one.
+that, and come back for the price of their own block. Numbers are those of `gf.run`, bit by bit where a pass takes the
+same route: a pattern that is read makes a layer take the dense one.
 """
 
 from collections import defaultdict

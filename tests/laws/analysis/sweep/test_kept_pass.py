@@ -49,7 +49,8 @@ def test_what_is_read_and_changed_later_is_what_whole_passes_have(name: str, dat
         found = one.read(sites, logits=True)
         for site in sites:
             # masked scores are minus infinity in both
-            close(*(run[site].values.nan_to_num(neginf=-7.0) for run in (found, whole)))
+            ours, theirs = (run[site].values.nan_to_num(neginf=-7.0) for run in (found, whole))
+            close(ours, theirs)
             assert found[site].axes == whole[site].axes and found[site].coords == whole[site].coords
         logits = whole.predictions()
         close(found.predictions(), logits)
