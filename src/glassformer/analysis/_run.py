@@ -412,14 +412,17 @@ class Run(Viewed, Mapping[str, Labelled]):
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
+        return write(path, self.to_safetensors())
+
+    def to_safetensors(self) -> bytes:
+        """Return the content of the file that `save` writes and `load` reads."""
         from safetensors.torch import save
 
         extra = {"ids": self.ids, "logits": self.logits, "source_ids": self.source_ids, "lengths": self.lengths}
         extra["start"] = self.start
         tensors = {f"run.{name}": value for name, value in extra.items() if value is not None}
         tensors |= {f"site.{name}": site.values for name, site in self.sites.items()}
-        content = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
-        return write(path, content)
+        return save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
 
     @classmethod
     def load(cls, path: str | Path, model: Any = None) -> "Run":
