@@ -444,13 +444,13 @@ def exported(run: ServedRun, view: api.ExportView, limits: Limits) -> tuple[byte
         return content.getvalue(), "application/zip", "npz"
     limits.require("answer", 40 * sum(one.values.numel() for one in sites.values()), "bytes of the table")
     lines = io.StringIO()
-    writer = csv.writer(lines)
-    writer.writerow(["site", "axes", "place", "value"])
+    writer, axes = csv.writer(lines), list(dict.fromkeys(axis for one in sites.values() for axis in one.axes))
+    writer.writerow(["site", *axes, "value"])
     for name, one in sites.items():
         labels = [one.labels(axis) for axis in one.axes]
         flat = wide(one.values).flatten().tolist()
         places = torch.cartesian_prod(*(torch.arange(n) for n in one.shape)).reshape(len(flat), -1).tolist()
         for place, value in zip(places, flat):
-            said = [str(of[i]) for of, i in zip(labels, place)]
-            writer.writerow([name, " ".join(one.axes), json_text(said, ascii_only=False), repr(value)])
+            at = {axis: of[i] for axis, of, i in zip(one.axes, labels, place)}
+            writer.writerow([name, *(at.get(axis, "") for axis in axes), repr(value)])
     return lines.getvalue().encode("utf-8", "replace"), "text/csv; charset=utf-8", "csv"

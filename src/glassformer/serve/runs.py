@@ -376,7 +376,7 @@ class Store:
             raise TextError("the text is empty: give at least one token.")
         if target is not None and not model.reads_pairs:
             raise ShapeMismatch(f'"{spec.model}" has no decoder beside an encoder: leave the target out.')
-        inputs = prepare(model, given, target, specials=spec.specials)
+        inputs = prepare(model, given, target, specials=spec.specials, allow_unknown=spec.allow_unknown)
         for side in inputs.sides.values():
             self.limits.require("tokens", max(side.counts, default=0), "tokens of the text")
         blocks = sum(len(stack.blocks) + 1 for stack in model.stacks.values())
@@ -506,6 +506,8 @@ class RunCode:
             said.append(repr(target if target is not None else self.inputs.output.rows[0]))
         if self.spec.specials is not None:
             said.append(f"specials={self.spec.specials}")
+        if self.spec.allow_unknown:
+            said.append("allow_unknown=True")
         if self.spec.changes:
             said.append(f"edit=[{self.edits(name)}]")
         if reads:

@@ -1,16 +1,14 @@
 """`schema.json`: what requests and answers are made of, as JSON Schema, written from the dataclasses of `api`.
 
-python -m glassformer.serve.schema web/schema.json
+python -m glassformer.serve web/schema.json
 """
 
 import dataclasses
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from glassformer.arguments import LARGEST, Within
@@ -133,7 +131,3 @@ def _told(kind: type[Any]) -> dict[str, str]:
 def text() -> str:
     """Return the schema as it is kept in a file."""
     return json_text(schema(), indent=1, ascii_only=False) + "\n"
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(text(), encoding="utf-8")

@@ -11,7 +11,6 @@ from typing import Any
 
 from glassformer.config import require
 from glassformer.errors import MissingExtra
-from glassformer.serve.application import application
 from glassformer.serve.guards import is_loopback
 from glassformer.serve.runs import Limits, Store
 
@@ -53,6 +52,8 @@ def serve(
     )
     try:
         import uvicorn
+
+        from glassformer.serve.routes import application
     except ImportError as error:
         raise MissingExtra("serve needs Starlette and uvicorn: pip install 'glassformer[serve]'.") from error
     own = token or secrets.token_urlsafe(24)
@@ -63,6 +64,8 @@ def serve(
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        # before it is told: who opens the address at once waits, and is not turned away
+        listening.listen(128)
         at = listening.getsockname()[1]
         address = f"http://{_shown(host)}:{at}/?token={own}"
         config = uvicorn.Config(

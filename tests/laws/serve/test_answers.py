@@ -140,7 +140,7 @@ def test_one_number_changed_in_the_model_changes_what_is_sent() -> None:
 
     run, before = sent()
     with torch.no_grad():
-        model.output_stack.blocks[1].part("attn").projection.qkv.weight[:3].mul_(3)
+        model.output_stack.blocks[1].part("attn").projection.qkv.weight.mul_(2)
     other, after = sent()
     assert run != other
     for one, two in zip(before, after):

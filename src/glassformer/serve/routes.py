@@ -265,11 +265,12 @@ def _tokens(served: ServedModel, spec: api.TokenizeSpec) -> tuple[api.TokenCard,
     model, of_source = served.model, spec.side == "source" and served.model.reads_pairs
     if spec.text == "":
         return ()
-    given = (
-        model.read([model.start or (0,)], source=spec.text, specials=spec.specials)
-        if of_source
-        else model.read(spec.text, specials=spec.specials, **({"source": [[0]]} if model.reads_pairs else {}))
-    )
+    # what is odd about tokens is marked on them
+    said: dict[str, Any] = {"specials": spec.specials, "allow_unknown": True}
+    if of_source:
+        given = model.read([model.start or (0,)], source=spec.text, **said)
+    else:
+        given = model.read(spec.text, **said, **({"source": [[0]]} if model.reads_pairs else {}))
     side: Side | None = given.source if of_source else given.output
     return () if side is None else token_cards(model, side, of_source)
 
