@@ -66,7 +66,7 @@ def test_the_address_puts_the_token_into_a_cookie_and_leads_on_without_it(served
     cookie = found.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "glassformer-8000=" in cookie
     page = asked(served, "/", cookie=cookie.partition(";")[0])
-    assert page.status_code == 200 and "attn-only-2l" in page.text
+    assert page.status_code == 200 and "explorer.js" in page.text
 
 
 @pytest.mark.parametrize(
