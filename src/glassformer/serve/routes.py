@@ -37,7 +37,7 @@ from glassformer.serve.schema import schema
 from glassformer.serve.streams import swept, written
 from glassformer.serve.worker import Busy, Superseded, Worker
 from glassformer.version import __version__
-from glassformer.words import spoken
+from glassformer.words import language, spoken
 
 T = TypeVar("T")
 LANE = "glassformer-lane"
@@ -89,13 +89,13 @@ class _Application:
         return _json(schema())
 
     async def models(self, request: Request) -> Response:
-        return _json([served.card.to_dict() for served in self.store.models.values()])
+        cards = await asyncio.to_thread(lambda: [served.card.to_dict() for served in self.store.models.values()])
+        return _json(cards)
 
     async def load(self, request: Request) -> Response:
         spec = await self._body(request, api.LoadSpec)
         served = self.store.model(spec.model)
-        await self._on(request, served.worker, lambda: served.model)
-        return _json(served.card.to_dict())
+        return _json(await self._on(request, served.worker, lambda: (served.model, served.card.to_dict())[1]))
 
     async def tokenize(self, request: Request) -> Response:
         spec = await self._body(request, api.TokenizeSpec)
@@ -353,7 +353,8 @@ def _page(store: Store) -> str:
         for name, one in QUESTIONS.items()
     )
     return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<!doctype html><html lang='{language()}'><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width'><link rel='icon' href='data:,'>"
         f"<title>glassformer serve</title><style>{_STYLE}</style><h1>glassformer {__version__}</h1>"
         f"<h2>{spoken('Models')}</h2><table>{models}</table>"
         f"<h2>{spoken('Questions')}</h2><p>{spoken('Addresses and types stand in the schema:')} "
