@@ -192,10 +192,11 @@ def test_a_text_comes_token_by_token_with_what_each_filter_left(served: Served) 
     card = served.run("attn-only-2l", "def f(x):")
     ids = [token["id"] for token in card["tokens"]]
     spec = {"run": card["id"], "max_new_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 3}
-    steps = lines(served.post("generate", json=spec))
+    first, *steps = lines(served.post("generate", json=spec))
     sampling = Sampling(0.8, 20, 0.9, seed=3)
     whole = generate(served.models["attn-only-2l"], [ids], sampling, max_new_tokens=4)
     assert [step["token"]["id"] for step in steps] == list(whole.tokens[0])
+    assert served.copied(first["python"])["found"].tokens == whole.tokens
     names = [stage["name"] for stage in steps[0]["stages"]]
     assert names == ["logits", "temperature", "top_k", "top_p"]
     assert [stage["kept"] for stage in steps[0]["stages"]][2] == 20
@@ -205,7 +206,8 @@ def test_a_text_comes_token_by_token_with_what_each_filter_left(served: Served) 
 def test_what_is_written_is_written_under_the_changes_of_the_run(served: Served) -> None:
     change = {"edit": "add", "site": "blocks.1.resid_post", "value": [3.0] + [0.0] * 15}
     card = served.run("tiny", IDS, changes=[change])
-    steps = lines(served.post("generate", json={"run": card["id"], "max_new_tokens": 3, "temperature": 0}))
+    first, *steps = lines(served.post("generate", json={"run": card["id"], "max_new_tokens": 3, "temperature": 0}))
+    assert served.copied(first["python"])["found"].tokens[0] == tuple(step["token"]["id"] for step in steps)
     model, value = served.models["tiny"], torch.tensor([3.0] + [0.0] * 15)
     edit = gf.Add("blocks.1.resid_post", value)
     whole = generate(model, [IDS], Sampling(0.0), max_new_tokens=3, edit=edit)
@@ -247,6 +249,10 @@ def test_what_is_too_large_is_refused_and_says_how_much_is_taken() -> None:
         found = one.post(address, json=data)
         assert found.status_code == 413 and said in found.json()["fault"]["message"]
     run = one.run("tiny", [1] * 8)["id"]
+    # 4 heads of 8 x 8 pairs, scores and pattern
+    one.store.models["tiny"].limits = Limits(memory=2_047)
+    found = one.get(f"runs/{run}/pattern/L1H1")
+    assert found.status_code == 413 and "2,048, and this server takes 2,047" in found.json()["fault"]["message"]
     assert one.get(f"runs/{run}/export", params={"sites": "*"}).status_code == 413
     assert one.post("generate", json={"run": run, "max_new_tokens": 9}).status_code == 413
 

@@ -91,13 +91,13 @@ class _Application:
         return _json(schema())
 
     async def models(self, request: Request) -> Response:
-        return _json([served.card.to_dict() for served in self.store.models.values()])
+        cards = await asyncio.to_thread(lambda: [served.card.to_dict() for served in self.store.models.values()])
+        return _json(cards)
 
     async def load(self, request: Request) -> Response:
         spec = await self._body(request, api.LoadSpec)
         served = self.store.model(spec.model)
-        await self._on(request, served.worker, lambda: served.model)
-        return _json(served.card.to_dict())
+        return _json(await self._on(request, served.worker, lambda: (served.model, served.card.to_dict())[1]))
 
     async def tokenize(self, request: Request) -> Response:
         spec = await self._body(request, api.TokenizeSpec)

@@ -111,7 +111,8 @@ def _code(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, answer: int)
 
 
 def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Yield, for each new token, the likeliest candidates before and after every filter, and the one that was drawn.
+    """Yield the code that does the same, then, for each new token, the likeliest candidates before and after every
+    filter, and the one that was drawn.
 
     Raises:
         ConfigError, TextError, ShapeMismatch, AnalysisUnavailable: As `stream`.
@@ -123,6 +124,7 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
     steps = stream(
         model, [inputs.output.rows[0]], sampling, max_new_tokens=spec.max_new_tokens, source=source, edit=run.edits
     )
+    yield {"seed": spec.seed, "python": _writing(run, spec)}
     for step in steps:
         assert step.draw is not None and step.tokens[0] is not None, "one row, which goes on while there are steps"
         chosen = step.tokens[0]
@@ -130,10 +132,23 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
         uniform = None if step.draw.uniform is None else float(step.draw.uniform[0])
         yield {
             "token": {"id": chosen, "text": names[0], "log_prob": step.log_probs[0]},
-            "seed": spec.seed, "uniform": uniform,
+            "uniform": uniform,
             "stages": [_stage(run, stage, spec.shown) for stage in step.draw.stages],
             "notes": [str(note) for note in step.notes],
         }  # fmt: skip
+
+
+def _writing(run: ServedRun, spec: GenerateSpec) -> str:
+    """Return the Python that draws the same tokens: `found.tokens[0]`."""
+    options = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    said = ", ".join(f"{name}={getattr(spec, name)!r}" for name in options)
+    inputs, edits = run.kept.inputs, run.code.edits("run")
+    given = f"[{inputs.output.rows[0]}], Sampling({said}), max_new_tokens={spec.max_new_tokens}"
+    given += "" if inputs.source is None else f", source=[{inputs.source.rows[0]}]"
+    given += f", edit=[{edits}]" if edits else ""
+    return "\n".join(
+        ["from glassformer.models import Sampling", *run.code.lines("run", ()), f"found = gf.generate(model, {given})"]
+    )
 
 
 def _stage(run: ServedRun, stage: SamplingStage, shown: int) -> dict[str, Any]:
