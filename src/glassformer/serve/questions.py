@@ -297,6 +297,22 @@ def row(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
     return _line(run, head, index, "query")
 
 
+def rows(run: ServedRun, view: api.Rows) -> Answer:
+    arrays, left_out, code, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
+    for path, heads in _layers(run.model).items():
+        labels = [head.label for head in heads]
+        try:
+            lines = [_Looking(run, label).stage("weights").select(query=view.position) for label in labels]
+        except GlassformerError as error:
+            left_out[path] = str(error)
+            continue
+        values = torch.stack([line.values for line in lines])
+        arrays[path] = Labelled(values, ("head", *lines[0].axes), {"head": labels, "key": lines[0].labels("key")})
+        reads.append(f"{path}.pattern")
+        code[path] = f'run["{path}.pattern"].select(batch=0, query={view.position})'
+    return Answer("rows", arrays, {"position": view.position, "left_out": left_out}, _found(run, reads, code))
+
+
 def column(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
     return _line(run, head, index, "key")
 
@@ -410,6 +426,7 @@ def scores(served: ServedModel, view: api.ScoresView) -> Answer:
 QUESTIONS: dict[str, Question] = {
     "thumbs": Question("run", api.Thumbs, "Small pictures of what every head looks at", thumbs),
     "pattern": Question("head", api.PatternView, "What one head looks at, stage by stage", pattern),
+    "rows": Question("run", api.Rows, "What every head looks at from one position", rows),
     "row": Question("row", api.View, "All stages of a head at one query", row),
     "column": Question("row", api.View, "All stages of a head at one key", column),
     "vectors": Question("row", api.View, "Query, keys, values and output of a head at one position", vectors),
