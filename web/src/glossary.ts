@@ -25,10 +25,16 @@ export class Glossary {
 
   /** Those of `parts` are listed only where one was used. */
   constructor(words: readonly Explained[], parts: readonly Explained[] = []) {
-    this.entries = [...words, ...parts].map(([name, meaning, ...forms]) => ({ name, meaning, forms, id: `word-${(explained += 1)}` }));
+    this.entries = [...words, ...parts].map(([name, meaning, ...forms]) => ({
+      name,
+      meaning,
+      forms,
+      id: `word-${(explained += 1)}`,
+    }));
     this.used = new Set(this.entries.slice(0, words.length));
     // a single Chinese character is a part of other words
-    const forms = this.entries.flatMap((entry) => [entry.name, ...entry.forms].map((form) => [form.toLowerCase(), entry] as const))
+    const forms = this.entries
+      .flatMap((entry) => [entry.name, ...entry.forms].map((form) => [form.toLowerCase(), entry] as const))
       .filter(([form]) => form.length > 1);
     this.byForm = new Map(forms);
     const longestFirst = [...this.byForm.keys()].sort((a, b) => b.length - a.length);
@@ -38,12 +44,16 @@ export class Glossary {
   /** A line in which each term is a link where it stands first. */
   linked(words: Piece): Piece {
     const seen = new Set<Entry>();
-    return flat(words).flatMap((part): Piece[] => (typeof part !== "string" ? [part] : part.split(this.pattern).map((piece, i) => {
-      const entry = i % 2 ? this.byForm.get(piece.toLowerCase()) : undefined;
-      if (!entry || seen.has(entry)) return piece;
-      seen.add(entry);
-      return this.link(entry, piece);
-    })));
+    return flat(words).flatMap((part): Piece[] =>
+      typeof part !== "string"
+        ? [part]
+        : part.split(this.pattern).map((piece, i) => {
+            const entry = i % 2 ? this.byForm.get(piece.toLowerCase()) : undefined;
+            if (!entry || seen.has(entry)) return piece;
+            seen.add(entry);
+            return this.link(entry, piece);
+          }),
+    );
   }
 
   /** One term, which stands alone: the name of a column. */
@@ -54,7 +64,10 @@ export class Glossary {
 
   /** What was used so far, and further entries: asked for behind everything that uses them. */
   list(...further: readonly (readonly [string, string])[]): Entry[] {
-    return [...this.entries.filter((entry) => this.used.has(entry)), ...further.map(([name, meaning]) => ({ name, meaning }))];
+    return [
+      ...this.entries.filter((entry) => this.used.has(entry)),
+      ...further.map(([name, meaning]) => ({ name, meaning })),
+    ];
   }
 
   private link(entry: Entry, words: string): Inline {

@@ -1,7 +1,8 @@
 // How numbers read.
 
 export const fixed = (x: number, digits = 2): string => Math.abs(x).toFixed(digits);
-export const plain = (x: number, digits = 2): string => (x < 0 && Number(fixed(x, digits)) !== 0 ? "−" : "") + fixed(x, digits);
+export const plain = (x: number, digits = 2): string =>
+  (x < 0 && Number(fixed(x, digits)) !== 0 ? "−" : "") + fixed(x, digits);
 export const signed = (x: number, digits = 2): string =>
   (Number(fixed(x, digits)) === 0 ? "" : x < 0 ? "−" : "+") + fixed(x, digits);
 export const count = (n: number): string => Math.round(n).toLocaleString("en-US");

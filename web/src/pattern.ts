@@ -22,7 +22,7 @@ export interface PatternEntry {
   data: string;
 }
 
-/** Whole numbers from bytes of seven bits, lowest first, the eighth set where another follows; signed ones fold at zero. */
+/** Whole numbers from bytes of seven bits, lowest first, the eighth set where more follow; signed ones fold at zero. */
 export function wholeNumbers(bytes: string, isSigned: boolean): Int32Array {
   const found: number[] = [];
   for (let i = 0, at = 0, value = 0; i < bytes.length; i++) {

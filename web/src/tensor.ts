@@ -19,7 +19,8 @@ export interface TensorEntry {
   share?: boolean;
 }
 
-export const isTensor = (value: unknown): value is TensorEntry => value !== null && typeof value === "object" && "float32" in value;
+export const isTensor = (value: unknown): value is TensorEntry =>
+  value !== null && typeof value === "object" && "float32" in value;
 
 const product = (sizes: readonly number[]) => sizes.reduce((a, b) => a * b, 1);
 const sizesOf = (nested: unknown): number[] => (Array.isArray(nested) ? [nested.length, ...sizesOf(nested[0])] : []);
@@ -58,12 +59,21 @@ export class Tensor {
     this.share = share;
     this.shape = shape ?? sizesOf(values);
     // little-endian, as every machine with a browser keeps them
-    if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
-    else this.values = values instanceof Float32Array ? values : Float32Array.from(([values] as unknown[]).flat(Infinity as 1) as (number | null)[], (x) => x ?? NaN);
+    if (float32 !== undefined)
+      this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
+    else
+      this.values =
+        values instanceof Float32Array
+          ? values
+          : Float32Array.from(([values] as unknown[]).flat(Infinity as 1) as (number | null)[], (x) => x ?? NaN);
   }
 
-  size(axis: string): number { return this.shape[this.axes.indexOf(axis)]; }
-  labels(axis: string): readonly Label[] { return this.coords[axis] ?? Array.from({ length: this.size(axis) }, (_, i) => i); }
+  size(axis: string): number {
+    return this.shape[this.axes.indexOf(axis)];
+  }
+  labels(axis: string): readonly Label[] {
+    return this.coords[axis] ?? Array.from({ length: this.size(axis) }, (_, i) => i);
+  }
 
   /** The number at an index per axis; null where there is none. */
   at(...index: number[]): number | null {
@@ -82,14 +92,17 @@ export class Tensor {
       values[i] = make((j) => this.values[start + j * inner], n);
     }
     const without = <T>(list: readonly T[]) => list.filter((_, i) => i !== d);
-    const rows = axis === "batch" ? {} : Object.fromEntries(Object.entries(this.rows).filter(([name]) => name !== axis));
+    const rows =
+      axis === "batch" ? {} : Object.fromEntries(Object.entries(this.rows).filter(([name]) => name !== axis));
     return new Tensor({ ...this, axes: without(this.axes), rows, shape: without(this.shape), values });
   }
 
   /** One entry of an axis; one row of a batch brings its own labels, and leaves its padding behind. */
   pick(axis: string, i: number): Tensor {
     const picked = this.reduced(axis, (entry) => entry(i));
-    return axis !== "batch" ? picked : Object.entries(this.rows).reduce((t, [name, byRow]) => t.named(name, byRow[i]), picked);
+    return axis !== "batch"
+      ? picked
+      : Object.entries(this.rows).reduce((t, [name, byRow]) => t.named(name, byRow[i]), picked);
   }
 
   /** With labels along an axis, and without the entries that have none. */
@@ -105,10 +118,14 @@ export class Tensor {
     return new Tensor({ ...this, coords: { ...this.coords, [axis]: real.map((i) => labels[i]!) }, shape, values });
   }
 
-  mean(axis: string): Tensor { return this.reduced(axis, (entry, n) => moments(entry, n)[0]); }
-  error(axis: string): Tensor { return this.reduced(axis, (entry, n) => moments(entry, n)[1]); }
+  mean(axis: string): Tensor {
+    return this.reduced(axis, (entry, n) => moments(entry, n)[0]);
+  }
+  error(axis: string): Tensor {
+    return this.reduced(axis, (entry, n) => moments(entry, n)[1]);
+  }
 
-  /** Largest size, and whether numbers have a sign: by what the result says, or because one is negative beyond rounding. */
+  /** Largest size, and whether numbers have a sign: the result says so, or one is negative beyond rounding. */
   range(): Scale {
     let [most, least] = [0, 0];
     for (const x of this.values) {

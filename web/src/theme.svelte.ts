@@ -16,5 +16,9 @@ export const theme = {
 
 for (const query of [dark, print]) {
   // at once: what is printed is what stands there when this returns
-  query.addEventListener("change", () => flushSync(() => { current = now(); }));
+  query.addEventListener("change", () =>
+    flushSync(() => {
+      current = now();
+    }),
+  );
 }

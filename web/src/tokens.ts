@@ -12,7 +12,8 @@ export function marked(character: string): string | null {
 export const visible = (text: string): string => (text === "" ? "∅" : [...text].map((c) => marked(c) ?? c).join(""));
 
 /** A text whose spaces stay spaces; what else cannot be seen is marked. */
-export const readable = (text: string | number): string => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
+export const readable = (text: string | number): string =>
+  [...String(text)].map((c) => (c === " " ? c : (marked(c) ?? c))).join("");
 
 export function shortened(text: string, most: number): string {
   const characters = [...visible(text)];
@@ -47,13 +48,20 @@ export interface Text {
 }
 
 export const textOf = (tokens: readonly string[], marks: readonly Mark[] = []): Text => ({
-  tokens, odd: new Map(marks.map((mark) => [mark.index, mark])),
+  tokens,
+  odd: new Map(marks.map((mark) => [mark.index, mark])),
 });
 
-const WHOLE = 120, TELLING = 8, AROUND = 4;
+const WHOLE = 120,
+  TELLING = 8,
+  AROUND = 4;
 
 /** Of a long text, the places around those of the largest weights; null for a short one, all of which is shown. */
-export function tellingPlaces({ tokens, odd }: Text, weights: readonly number[], here: number | null): Set<number> | null {
+export function tellingPlaces(
+  { tokens, odd }: Text,
+  weights: readonly number[],
+  here: number | null,
+): Set<number> | null {
   if (tokens.length <= WHOLE) return null;
   const largest = [...weights.keys()].sort((i, j) => Math.abs(weights[j]) - Math.abs(weights[i])).slice(0, TELLING);
   const places = new Set<number>();

@@ -1,5 +1,5 @@
-// Words in the language of the page, and pieces of a line: words, and nodes among them as data, which `Words.svelte` draws.
-// Nothing here makes markup of a text: it only ever becomes a text node.
+// Words in the language of the page, and pieces of a line: words, and nodes among them as data, which `Words.svelte`
+// draws. Nothing here makes markup of a text: it only ever becomes a text node.
 
 /** English words and what they are in the page's language; empty on an English page. It stands before the script. */
 declare const DICTIONARY: ReadonlyMap<string, string>;
@@ -30,7 +30,10 @@ export const code = (words: string): Inline => ({ tag: "code", words });
 export const chip = (text: string): TokenPiece => ({ token: text, class: "chip" });
 
 /** English words with a slot in braces for each value, said; with a node among the values, as a piece. */
-export function spoken(english: string, values?: Readonly<Record<string, unknown>> & { [slot: string]: string | number | boolean | null | undefined }): string;
+export function spoken(
+  english: string,
+  values?: Readonly<Record<string, unknown>> & { [slot: string]: string | number | boolean | null | undefined },
+): string;
 export function spoken(english: string, values: Readonly<Record<string, Piece>>): Piece;
 export function spoken(english: string, values?: Readonly<Record<string, unknown>>): Piece {
   const said = DICTIONARY.get(english) ?? english;
@@ -40,7 +43,8 @@ export function spoken(english: string, values?: Readonly<Record<string, unknown
 }
 
 /** Parts with a comma between each two. */
-export const listed = (parts: readonly Piece[]): Piece => parts.flatMap((part, i) => (i ? [spoken(", "), part] : [part]));
+export const listed = (parts: readonly Piece[]): Piece =>
+  parts.flatMap((part, i) => (i ? [spoken(", "), part] : [part]));
 
 /** The pieces of a line in one list, without what is nothing. */
 export function flat(words: Piece): (string | Inline | TokenPiece)[] {
@@ -60,11 +64,23 @@ export function cut(text: string, most: number): string {
 }
 
 // the names of components and of places in the model are said word by word
-const LABELS = new Map(Object.entries({
-  enc: spoken("enc"), embed: spoken("embed"), block: spoken("block"), token: spoken("token"), position: spoken("position"),
-  attn: spoken("attn"), cross: spoken("cross"), mlp: spoken("mlp"), "norm bias": spoken("norm bias"), bias: spoken("bias"),
-  final: spoken("final"), readout: spoken("readout"), unembed: spoken("unembed"),
-}));
+const LABELS = new Map(
+  Object.entries({
+    enc: spoken("enc"),
+    embed: spoken("embed"),
+    block: spoken("block"),
+    token: spoken("token"),
+    position: spoken("position"),
+    attn: spoken("attn"),
+    cross: spoken("cross"),
+    mlp: spoken("mlp"),
+    "norm bias": spoken("norm bias"),
+    bias: spoken("bias"),
+    final: spoken("final"),
+    readout: spoken("readout"),
+    unembed: spoken("unembed"),
+  }),
+);
 
 /** The name of a component or of a place in the model. */
 export const spokenLabel = (label: string | number): string =>

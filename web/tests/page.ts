@@ -5,7 +5,10 @@ const ramps = { sequential: steps, diverging: steps };
 const nothing = () => undefined;
 
 Object.assign(globalThis, {
-  DICTIONARY: new Map([["layer {layer}", "第 {layer} 层"], ["induction", "归纳"]]),
+  DICTIONARY: new Map([
+    ["layer {layer}", "第 {layer} 层"],
+    ["induction", "归纳"],
+  ]),
   RAMPS: { light: ramps, dark: ramps },
   matchMedia: () => ({ matches: false, addEventListener: nothing }),
 });

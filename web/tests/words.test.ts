@@ -17,8 +17,16 @@ test("a token in a slot stays a token, whatever its text is", () => {
 
 test("every character of a token is seen, as itself or as a mark", () => {
   const text = " a\n\tb\u202e ";
-  expect(stretches(text).map((part) => part.text).join("")).toBe(visible(text));
-  expect(stretches(text).filter((part) => !part.isMark).map((part) => part.text)).toEqual(["a", "b"]);
+  expect(
+    stretches(text)
+      .map((part) => part.text)
+      .join(""),
+  ).toBe(visible(text));
+  expect(
+    stretches(text)
+      .filter((part) => !part.isMark)
+      .map((part) => part.text),
+  ).toEqual(["a", "b"]);
   expect(visible("")).toBe("∅");
 });
 
@@ -32,8 +40,17 @@ test("what tells of a long text is around its largest weights, and never part of
 });
 
 test("a term is linked where it stands first, the longest that fits, and the list holds what was used", () => {
-  const glossary = new Glossary([["head", "One."]], [["attention head", "Two."], ["never", "Three."]]);
+  const glossary = new Glossary(
+    [["head", "One."]],
+    [
+      ["attention head", "Two."],
+      ["never", "Three."],
+    ],
+  );
   const linked = flat(glossary.linked("A head, an attention head, a head and an Attention head."));
-  expect(linked.filter((piece) => typeof piece === "object").map((piece) => "words" in piece && piece.words)).toEqual(["head", "attention head"]);
+  expect(linked.filter((piece) => typeof piece === "object").map((piece) => "words" in piece && piece.words)).toEqual([
+    "head",
+    "attention head",
+  ]);
   expect(glossary.list().map((entry) => entry.name)).toEqual(["head", "attention head"]);
 });

@@ -143,17 +143,17 @@ def reduced(values: Tensor, rows: int, columns: int) -> Tensor:
     down, across = -(-height // max(1, rows)), -(-width // max(1, columns))
     if down == across == 1:
         return values
-    lead = values.shape[:-2]
-    flat = values.reshape(-1, height, width)
-    size = torch.where(flat.isfinite(), flat.abs(), -1.0)
     # blocks at the edge reach beyond it
     padding = (0, -width % across, 0, -height % down)
-    size, flat = (torch.nn.functional.pad(one, padding, value=-1.0) for one in (size, flat))
-    blocks = flat.unflatten(-1, (-1, across)).unflatten(1, (-1, down)).transpose(2, 3).flatten(3)
-    sizes = size.unflatten(-1, (-1, across)).unflatten(1, (-1, down)).transpose(2, 3).flatten(3)
-    largest, at = sizes.max(-1, keepdim=True)
-    found = blocks.gather(-1, at).masked_fill(largest < 0, torch.nan)[..., 0]
-    return found.reshape(*lead, *found.shape[-2:])
+
+    def largest(values: Tensor) -> Tensor:
+        values = torch.where(values.isfinite(), values, -torch.inf)
+        padded = torch.nn.functional.pad(values, padding, value=-torch.inf)
+        return padded.unflatten(-1, (-1, across)).unflatten(-3, (-1, down)).amax((-3, -1))
+
+    high, low = largest(values), -largest(-values)
+    found = torch.where(high >= -low, high, low)
+    return found.masked_fill(high == -torch.inf, torch.nan)
 
 
 def frame(arrays: Mapping[str, Encoded], facts: Mapping[str, Any]) -> bytes:

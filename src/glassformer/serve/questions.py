@@ -7,29 +7,27 @@ frame, whole or less the answer of another run. What a mechanism does not define
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from glassformer import analysis
-from glassformer.analysis import Run
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads import roles
-from glassformer.errors import AnalysisUnavailable, GlassformerError, ShapeMismatch
+from glassformer.analysis.places import text_positions
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.files import json_text
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Model
 from glassformer.numerics.precision import wide
 from glassformer.serve import api
 from glassformer.serve.frames import encoded, frame, reduced
+from glassformer.serve.looking import STAGES, Looking, Stage
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
-from glassformer.trace import HeadAddress
+from glassformer.words import Sentence, sentence
 
 Of = Literal["run", "head", "row", "model", "head of a model"]
-STAGES = ("products", "scores", "weights", "value_weighted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ class Question:
 
     of: Of
     view: type[api.View]
-    about: str
+    about: Sentence
     answer: Callable[..., Answer]
 
 
@@ -157,160 +155,69 @@ def run_roles(run: ServedRun, view: api.OfStack) -> Answer:
 # ------------------------------------------------------------------------------------------------------- of a head
 
 
-@dataclass(frozen=True, eq=False)
-class _Looking:
-    """What one head looks at in a run: each stage from products to weighted values, as far as its mechanism has it.
-
-    Args:
-        run: The run.
-        label: Of the head.
-    """
-
-    run: ServedRun
-    label: str
-
-    def __post_init__(self) -> None:
-        # raises of what is no head, with the nearest
-        self.run.model.sites().locate(f"{self.label}.z")
-
-    @property
-    def address(self) -> HeadAddress:
-        found = HeadAddress.parse(self.label)
-        assert found is not None, "located"
-        return found
-
-    @property
-    def part(self) -> Any:
-        """The attention layer that the head is of."""
-        site = self.run.model.sites().locate(f"{self.label}.z")[0].site
-        return self.run.model.sub_layer(site.path).attention
-
-    def sites(self, stage: str) -> list[str]:
-        """Return the sites that a stage is made of; raises `AnalysisUnavailable` where the mechanism has no such."""
-        traits, kind = self.part.traits, self.part.config.mixer.kind
-        if stage in ("weights", "value_weighted"):
-            analysis.components.require_pattern(self.part, f"the pattern of {self.label}")
-        if stage == "scores" and not traits.has_scores:
-            raise AnalysisUnavailable(f'{self.label}: "{kind}" makes its pattern without scores. Look at its weights.')
-        if stage == "products" and not traits.bilinear_raw_scores:
-            raise AnalysisUnavailable(
-                f'{self.label}: scores of "{kind}" are no products of queries and keys. Look at its scores or weights.'
-            )
-        names = {
-            "products": ("query", "key"), "scores": ("scores",), "weights": ("pattern",),
-            "value_weighted": ("pattern", "value"),
-        }[stage]  # fmt: skip
-        return [f"{self.label}.{name}" for name in names]
-
-    def code(self, stage: str) -> str:
-        """Return the expression that a stage is of a run."""
-        return {
-            "products": f'gf.Labelled(run["{self.label}.query"].values @ run["{self.label}.key"].values.mT, '
-            f'(*run["{self.label}.query"].axes[:-2], "query", "key"))',
-            "scores": f'run["{self.label}.scores"]',
-            "weights": f'run["{self.label}.pattern"]',
-            "value_weighted": f'gf.Labelled(run["{self.label}.pattern"].values.abs() * '
-            f'run["{self.label}.value"].values.norm(dim=-1)[..., None, :], run["{self.label}.pattern"].axes)',
-        }[stage] + ".select(batch=0)"
-
-    def stage(self, stage: str) -> Labelled:
-        """Return a stage, `query key`; what the mask hides has no number."""
-        run = self.run.read([*self.sites(stage), *self._scores])
-        found = {name.rpartition(".")[2]: run[name] for name in self.sites(stage)}
-        if stage == "products":
-            query, key = found["query"], found["key"]
-            # `pos` of a query are the queries
-            coords = {"query": query.labels("pos"), "key": key.labels(key.axes[-2])}
-            value = Labelled(query.values @ key.values.mT, (*query.axes[:-2], "query", "key"), coords)
-        elif stage == "value_weighted":
-            pattern, size = found["pattern"], found["value"].values.norm(dim=-1)
-            value = dataclasses.replace(pattern, values=pattern.values.abs() * size[..., None, :])
-        else:
-            (value,) = found.values()
-        value = value.select(batch=0)
-        hidden = None if stage == "products" else self._hidden(run, value)
-        return (
-            value if hidden is None else dataclasses.replace(value, values=value.values.masked_fill(hidden, torch.nan))
-        )
-
-    @property
-    def _scores(self) -> list[str]:
-        return [f"{self.label}.scores"] if self.part.traits.has_scores else []
-
-    def _hidden(self, run: Run, value: Labelled) -> Tensor | None:
-        """Return which pairs the mask hides: those without a score, or behind the query."""
-        if self._scores:
-            seen = run[self._scores[0]].select(batch=0).values.isfinite()
-            while seen.ndim > 2:
-                seen = seen.any(0)
-            return None if seen.shape != value.values.shape[-2:] else ~seen
-        rows, keys = value.size("query"), value.size("key")
-        if rows != keys or self.part.config.cross or self.run.model.reads_ahead(self.address.stack or None):
-            return None
-        return torch.ones(rows, keys, dtype=torch.bool, device=value.values.device).triu(1)
-
-
 def pattern(run: ServedRun, head: str, view: api.PatternView) -> Answer:
-    looking = _Looking(run, head)
-    value, code = looking.stage(view.stage), looking.code(view.stage)
+    looking, part, code = Looking(run, head), dict[str, slice](), ""
     if view.window is not None:
         first, last, left, right = view.window
-        value = value.select(query=slice(first, last), key=slice(left, right))
-        code += f".select(query=slice({first}, {last}), key=slice({left}, {right}))"
+        part = {"query": slice(first, last), "key": slice(left, right)}
+        code = f".select(query=slice({first}, {last}), key=slice({left}, {right}))"
+    value = looking.stage(view.stage, **part)
     facts = {"head": head, "stage": view.stage, "size": list(value.shape)}
-    if view.size is not None:
-        coords = {axis: labels for axis, labels in value.coords.items() if axis not in ("query", "key")}
-        values = reduced(value.values, view.size, view.size)
-        value = value if values.shape == value.values.shape else Labelled(values, value.axes, coords)
+    code = looking.code(view.stage) + code
+    value = value if view.size is None else _smaller(value, view.size)
     return Answer("pattern", {view.stage: value}, facts, _found(run, looking.sites(view.stage), {view.stage: code}))
 
 
 def thumbs(run: ServedRun, view: api.Thumbs) -> Answer:
     first, last = view.layers or (0, len(run.model.output_stack.blocks))
-    arrays, left_out, code, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
-    for path, heads in _layers(run.model).items():
-        if not first <= heads[0].layer <= last:
-            continue
-        labels = [head.label for head in heads]
+    paths = {head.path: head.layer for head in roles.heads(run.model)}
+    wanted = [path for path, layer in paths.items() if first <= layer <= last]
+    arrays, left_out, python = _by_layer(run, wanted, view.stage, lambda whole: _smaller(whole, view.size))
+    return Answer("thumbs", arrays, {"stage": view.stage, "left_out": left_out}, python)
+
+
+def rows(run: ServedRun, view: api.Rows) -> Answer:
+    (position,) = text_positions([view.position], len(run.kept.inputs.output.rows[0]))
+    # an encoder reads another text
+    wanted = dict.fromkeys(head.path for head in roles.heads(run.model) if head.path.startswith(run.model.prefix))
+    arrays, left_out, python = _by_layer(
+        run, wanted, "weights", lambda one: one.select(query=0), f".select(query={position})",
+        query=slice(position, position + 1),
+    )  # fmt: skip
+    return Answer("rows", arrays, {"position": position, "left_out": left_out}, python)
+
+
+def _by_layer(
+    run: ServedRun,
+    paths: Iterable[str],
+    stage: Stage,
+    made: Callable[[Labelled], Labelled],
+    code: str = "",
+    **part: slice,
+) -> tuple[dict[str, Labelled], dict[str, str], str]:
+    """Return what is made of a stage of each layer, why some are left out, and the Python that gives it."""
+    arrays, left_out, codes, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
+    for path in paths:
+        looking = Looking(run, path)
         try:
-            looking = [_Looking(run, label) for label in labels]
-            small = [reduced(one.stage(view.stage).values, view.size, view.size) for one in looking]
-        except GlassformerError as error:
+            arrays[path] = made(looking.stage(stage, **part))
+        except AnalysisUnavailable as error:
             left_out[path] = str(error)
             continue
-        axes = ("head", *["stream"] * (small[0].ndim - 2), "query", "key")
-        arrays[path] = Labelled(torch.stack(small), axes, {"head": labels})
-        quantity = {"weights": "pattern", "scores": "scores"}[view.stage]
-        reads.append(f"{path}.{quantity}")
-        code[path] = f'run["{path}.{quantity}"].select(batch=0)'
-    return Answer("thumbs", arrays, {"stage": view.stage, "left_out": left_out}, _found(run, reads, code))
+        reads += looking.sites(stage)
+        codes[path] = looking.code(stage) + code
+    return arrays, left_out, _found(run, reads, codes)
 
 
-def _layers(model: Model) -> dict[str, list[roles.Head]]:
-    found: dict[str, list[roles.Head]] = {}
-    for head in roles.heads(model):
-        found.setdefault(head.path, []).append(head)
-    return found
+def _smaller(value: Labelled, size: int) -> Labelled:
+    """Return matrices of at most so many rows and columns, which have no labels if they were made smaller."""
+    values = reduced(value.values, size, size)
+    coords = {axis: labels for axis, labels in value.coords.items() if axis not in ("query", "key")}
+    return value if values.shape == value.values.shape else Labelled(values, value.axes, coords)
 
 
 def row(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
     return _line(run, head, index, "query")
-
-
-def rows(run: ServedRun, view: api.Rows) -> Answer:
-    arrays, left_out, code, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
-    for path, heads in _layers(run.model).items():
-        labels = [head.label for head in heads]
-        try:
-            lines = [_Looking(run, label).stage("weights").select(query=view.position) for label in labels]
-        except GlassformerError as error:
-            left_out[path] = str(error)
-            continue
-        values = torch.stack([line.values for line in lines])
-        arrays[path] = Labelled(values, ("head", *lines[0].axes), {"head": labels, "key": lines[0].labels("key")})
-        reads.append(f"{path}.pattern")
-        code[path] = f'run["{path}.pattern"].select(batch=0, query={view.position})'
-    return Answer("rows", arrays, {"position": view.position, "left_out": left_out}, _found(run, reads, code))
 
 
 def column(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
@@ -319,14 +226,17 @@ def column(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
 
 def _line(run: ServedRun, head: str, index: int, axis: Literal["query", "key"]) -> Answer:
     """Return every stage of a head along one query or one key, exactly."""
-    looking, arrays, left_out = _Looking(run, head), dict[str, Labelled](), dict[str, str]()
+    looking, arrays, left_out = Looking(run, head), dict[str, Labelled](), dict[str, str]()
     reads, code = list[str](), dict[str, str]()
     for stage in STAGES:
         try:
-            arrays[stage] = looking.stage(stage).select(**{axis: index})
+            whole = slice(index, index + 1) if index != -1 else slice(-1, None)
+            found = looking.stage(stage, **{axis: whole})
         except AnalysisUnavailable as error:
             left_out[stage] = str(error)
             continue
+        # raises, with how many there are
+        arrays[stage] = found.select(**{axis: 0 if found.size(axis) else index})
         reads += looking.sites(stage)
         code[stage] = f"{looking.code(stage)}.select({axis}={index})"
     name = "row" if axis == "query" else "column"
@@ -334,7 +244,7 @@ def _line(run: ServedRun, head: str, index: int, axis: Literal["query", "key"]) 
 
 
 def vectors(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
-    looking, model = _Looking(run, head), run.model
+    looking, model = Looking(run, head), run.model
     kept = ["query", "key", "value", "z", "head_out"]
     names = [name for name in kept if f"{looking.part.path}.{name}" in model.sites()]
     read = run.read([f"{head}.{name}" for name in names])
@@ -424,23 +334,27 @@ def scores(served: ServedModel, view: api.ScoresView) -> Answer:
 
 
 QUESTIONS: dict[str, Question] = {
-    "thumbs": Question("run", api.Thumbs, "Small pictures of what every head looks at", thumbs),
-    "pattern": Question("head", api.PatternView, "What one head looks at, stage by stage", pattern),
-    "rows": Question("run", api.Rows, "What every head looks at from one position", rows),
-    "row": Question("row", api.View, "All stages of a head at one query", row),
-    "column": Question("row", api.View, "All stages of a head at one key", column),
-    "vectors": Question("row", api.View, "Query, keys, values and output of a head at one position", vectors),
-    "lens": Question("run", api.LensView, "What the model would say if it stopped at each layer", lens),
-    "attribution": Question("run", api.Attribution, "What adds to a logit", attribution),
-    "sources": Question("run", api.OfLayers, "Which tokens heads' shares of a logit come from", sources),
-    "neurons": Question("run", api.OfLayers, "Which neurons add to a logit", neurons),
-    "roles": Question("run", api.OfStack, "Which known roles heads play on this text", run_roles),
-    "circuit": Question("head of a model", api.CircuitView, "Token pairs of a head's OV or QK circuit", circuit),
-    "copying": Question("head of a model", api.View, "Eigenvalues and copying score of a head", copying),
-    "skip-trigrams": Question("head of a model", api.OfHead, "Skip-trigrams of a head", skip_trigrams),
-    "composition": Question("model", api.CompositionView, "Which heads read what earlier ones write", composition),
-    "partners": Question("head of a model", api.CompositionView, "Heads that compose with one", partners),
-    "scores": Question("model", api.ScoresView, "Roles of heads on random tokens repeated", scores),
+    "thumbs": Question("run", api.Thumbs, sentence("Small pictures of what every head looks at"), thumbs),
+    "pattern": Question("head", api.PatternView, sentence("What one head looks at, stage by stage"), pattern),
+    "rows": Question("run", api.Rows, sentence("What every head looks at from one position"), rows),
+    "row": Question("row", api.View, sentence("All stages of a head at one query"), row),
+    "column": Question("row", api.View, sentence("All stages of a head at one key"), column),
+    "vectors": Question("row", api.View, sentence("Query, keys, values and output of a head at one position"), vectors),
+    "lens": Question("run", api.LensView, sentence("What the model would say if it stopped at each layer"), lens),
+    "attribution": Question("run", api.Attribution, sentence("What adds to a logit"), attribution),
+    "sources": Question("run", api.OfLayers, sentence("Which tokens heads' shares of a logit come from"), sources),
+    "neurons": Question("run", api.OfLayers, sentence("Which neurons add to a logit"), neurons),
+    "roles": Question("run", api.OfStack, sentence("Which known roles heads play on this text"), run_roles),
+    "circuit": Question(
+        "head of a model", api.CircuitView, sentence("Token pairs of a head's OV or QK circuit"), circuit
+    ),
+    "copying": Question("head of a model", api.View, sentence("Eigenvalues and copying score of a head"), copying),
+    "skip-trigrams": Question("head of a model", api.OfHead, sentence("Skip-trigrams of a head"), skip_trigrams),
+    "composition": Question(
+        "model", api.CompositionView, sentence("Which heads read what earlier ones write"), composition
+    ),
+    "partners": Question("head of a model", api.CompositionView, sentence("Heads that compose with one"), partners),
+    "scores": Question("model", api.ScoresView, sentence("Roles of heads on random tokens repeated"), scores),
 }
 
 
@@ -457,7 +371,8 @@ def exported(run: ServedRun, view: api.ExportView, limits: Limits) -> tuple[byte
         import numpy
 
         content = io.BytesIO()
-        numpy.savez_compressed(content, **{name: wide(one.values).cpu().numpy() for name, one in sites.items()})
+        arrays: dict[str, Any] = {name: wide(one.values).cpu().numpy() for name, one in sites.items()}
+        numpy.savez_compressed(content, **arrays)
         return content.getvalue(), "application/zip", "npz"
     limits.require("answer", 40 * sum(one.values.numel() for one in sites.values()), "bytes of the table")
     lines = io.StringIO()

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from glassformer.config import Config
@@ -234,6 +234,7 @@ def application(store: Store, token: str, host: str = "127.0.0.1") -> Guarded:
     """
     own = _Application(store)
     app = Starlette(routes=own.routes(), exception_handlers={Exception: _unexpected, HTTPException: _unknown})
+    app.router.redirect_slashes = False
     for kind in (GlassformerError, RuntimeError, MemoryError, _Gone, ClientDisconnect):
         app.add_exception_handler(kind, _refused)
     return Guarded(app, token, host, f"'sha256-{_digest(_STYLE)}'")
@@ -270,7 +271,7 @@ def _tokens(served: ServedModel, spec: api.TokenizeSpec) -> tuple[api.TokenCard,
     if of_source:
         given = model.read([model.start or (0,)], source=spec.text, **said)
     else:
-        given = model.read(spec.text, **said, **({"source": [[0]]} if model.reads_pairs else {}))
+        given = model.read(spec.text, source=[[0]] if model.reads_pairs else None, **said)
     side: Side | None = given.source if of_source else given.output
     return () if side is None else token_cards(model, side, of_source)
 
@@ -280,8 +281,8 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _json(data: Any) -> Response:
-    return Response(json_text(data, ascii_only=False), media_type="application/json")
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(json_text(data, ascii_only=False), status, media_type="application/json")
 
 
 def _line(data: Any) -> str:
@@ -312,7 +313,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         status, fault = _fault(error)
     except RuntimeError:
         return await _unexpected(request, error)
-    return JSONResponse({"fault": fault.to_dict()}, status)
+    return _json({"fault": fault.to_dict()}, status)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -320,13 +321,13 @@ async def _unknown(request: Request, error: Exception) -> Response:
     fault = api.Fault(
         "NoSuchAddress", f"{error.detail}: {request.method} {request.url.path[:200]}", f"See {_ROOT}/schema.json."
     )
-    return JSONResponse({"fault": fault.to_dict()}, error.status_code, error.headers)
+    return _json({"fault": fault.to_dict()}, error.status_code)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s", request.method, request.url.path, exc_info=error)
     fault = api.Fault("Unexpected", f"{type(error).__name__}: a mistake of this server. Its log has more.")
-    return JSONResponse({"fault": fault.to_dict()}, 500)
+    return _json({"fault": fault.to_dict()}, 500)
 
 
 _STYLE = """
@@ -348,7 +349,8 @@ def _page(store: Store) -> str:
         for served in store.models.values()
     )
     asked = "".join(
-        f"<tr><td><code>{name}</code></td><td>{html.escape(one.about)}</td></tr>" for name, one in QUESTIONS.items()
+        f"<tr><td><code>{name}</code></td><td>{html.escape(spoken(one.about))}</td></tr>"
+        for name, one in QUESTIONS.items()
     )
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"

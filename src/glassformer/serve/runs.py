@@ -279,8 +279,9 @@ class ServedRun:
         k = min(_LIKELIEST, self.model.config.n_outputs)
 
         def likeliest(logits: Tensor) -> Tensor:
-            best = logits.double().log_softmax(-1).topk(k)
-            return torch.stack((best.values, best.indices.double()), -1)
+            best = logits.topk(k)
+            log_probs = best.values.double() - logits.logsumexp(-1, keepdim=True)
+            return torch.stack((log_probs, best.indices.double()), -1)
 
         found = self.kept.of_logits(likeliest)[0]
         ids = found[..., 1].long()

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ class Worker:
             future.cancel()
             raise
 
-    async def steps(self, made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    async def steps(self, made: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:
         """Yield what an iterator does, each step in the background; who stops listening ends it."""
         steps = await self.ask(made)
         try:

@@ -67,7 +67,14 @@ export interface CircuitsDocument extends Document {
   pairs: readonly { label: string; ov: readonly Pair[]; ov_caption: string; qk: readonly Pair[]; qk_caption: string }[];
   trigrams: readonly Trigram[];
   importance: readonly { name: string; loss: number; marginal: number; terms: number }[];
-  losses: readonly { name: string; positions: readonly number[]; loss: readonly (number | null)[]; icl: number; low: number; high: number }[];
+  losses: readonly {
+    name: string;
+    positions: readonly number[];
+    loss: readonly (number | null)[];
+    icl: number;
+    low: number;
+    high: number;
+  }[];
   training?: { change: number | null; charts: readonly { y: string; series: readonly Series[] }[] } | null;
   unavailable: readonly { analysis: string; why: string }[];
 }

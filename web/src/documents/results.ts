@@ -23,12 +23,16 @@ export interface ResultsDocument extends Document {
   model?: Partial<Model> & { name: string };
   command?: string;
   given?: Readonly<Record<string, unknown>>;
-  reading?: { tokens: Readonly<Record<string, readonly (readonly string[])[]>>; marks?: Readonly<Record<string, readonly Mark[]>> };
+  reading?: {
+    tokens: Readonly<Record<string, readonly (readonly string[])[]>>;
+    marks?: Readonly<Record<string, readonly Mark[]>>;
+  };
   results: readonly Result[];
   about: Readonly<Record<string, About>>;
 }
 
-export const isResult = (value: unknown): value is Result => value !== null && typeof value === "object" && "result" in value;
+export const isResult = (value: unknown): value is Result =>
+  value !== null && typeof value === "object" && "result" in value;
 
 /** A field of a result, or what it derives under that name. */
 export const fieldOf = (result: Result, name: string): unknown => result.derived?.[name] ?? result[name];

@@ -20,7 +20,14 @@ export interface Claim {
   exact?: string | null;
   why?: string | null;
   near?: boolean;
-  earlier: readonly { quantity?: string; expected: string; verdict: string; seeds?: number; settings?: Readonly<Record<string, unknown>>; given?: readonly Given[] }[];
+  earlier: readonly {
+    quantity?: string;
+    expected: string;
+    verdict: string;
+    seeds?: number;
+    settings?: Readonly<Record<string, unknown>>;
+    given?: readonly Given[];
+  }[];
 }
 
 export interface Measure {

@@ -18,7 +18,11 @@ export class Explained {
   readonly ofClasses: boolean;
 
   constructor(readonly data: ExplanationDocument) {
-    const text = (name: TextName) => textOf((data[name] ?? []).map((token) => token.text), data[name] ?? []);
+    const text = (name: TextName) =>
+      textOf(
+        (data[name] ?? []).map((token) => token.text),
+        data[name] ?? [],
+      );
     this.texts = { tokens: text("tokens"), source_tokens: text("source_tokens") };
     this.patterns = data.patterns.map((entry) => new Pattern(entry));
     this.heads = new Map(data.heads.map((head) => [head.label, head]));
@@ -29,7 +33,10 @@ export class Explained {
     this.ofClasses = of.endsWith("_class");
   }
 
-  textsOf = (pattern: Pattern): { query: Text; key: Text } => ({ query: this.texts[pattern.query as TextName], key: this.texts[pattern.key as TextName] });
+  textsOf = (pattern: Pattern): { query: Text; key: Text } => ({
+    query: this.texts[pattern.query as TextName],
+    key: this.texts[pattern.key as TextName],
+  });
 }
 
 export const roleName = (role: string): string => ROLES[role]?.[0] ?? role.replaceAll("_", " ");

@@ -1,5 +1,6 @@
 // A map of numbers in a canvas: a row of cells for every entry of one axis, a column for every entry of another.
 
+import type { Cell, Lattice } from "../drawing/cursor";
 import { colour, css, ink, type Scale } from "../colours";
 import { TOKENS, labelText, placed } from "../labels";
 import { beside } from "../numbers";
@@ -16,12 +17,8 @@ export interface Shown {
   scale: Scale;
 }
 
-/** Where cells and names stand, in CSS pixels. */
-export interface Layout {
-  left: number;
-  top: number;
-  width: number;
-  height: number;
+/** Where cells and names stand. */
+export interface Layout extends Lattice {
   /** Whether columns bear their whole names, and whether these are turned. */
   isUpright: boolean;
   isTurned: boolean;
@@ -34,17 +31,24 @@ export function isNoise({ tensor, error }: Pick<Shown, "tensor" | "error">, r: n
 }
 
 /** Where to begin: the largest entry, of the last query if rows are queries. */
-export function largest(tensor: Tensor): [number, number] {
+export function largest(tensor: Tensor): Cell {
   const { values } = tensor;
   const columns = tensor.shape[1];
   const first = tensor.axes[0] === "query" ? values.length - columns : 0;
   let best = first;
-  for (let i = first; i < values.length; i++) if (Math.abs(values[i]) > Math.abs(values[best]) || Number.isNaN(values[best])) best = i;
+  for (let i = first; i < values.length; i++)
+    if (Math.abs(values[i]) > Math.abs(values[best]) || Number.isNaN(values[best])) best = i;
   return [Math.floor(best / columns), best % columns];
 }
 
 /** Draw into a canvas that has so much room, with a cursor on one cell. */
-export function drawMap(canvas: HTMLCanvasElement, shown: Shown, [atRow, atColumn]: readonly [number, number], room: number, trained: number | null): Layout {
+export function drawMap(
+  canvas: HTMLCanvasElement,
+  shown: Shown,
+  [atRow, atColumn]: Cell,
+  room: number,
+  trained: number | null,
+): Layout {
   const { tensor, scale } = shown;
   const [rowAxis, columnAxis] = tensor.axes;
   const [rows, columns] = [tensor.labels(rowAxis), tensor.labels(columnAxis)];
@@ -84,14 +88,18 @@ export function drawMap(canvas: HTMLCanvasElement, shown: Shown, [atRow, atColum
   }
 
   // lines where the text goes beyond the rows that the model was trained on
-  const beyond = (axis: string, labels: readonly Label[]) => (trained !== null && TOKENS.has(axis)
-    ? labels.findIndex((label) => Number(typeof label === "number" ? label : placed(label)?.[2] ?? -1) >= trained) : -1);
+  const beyond = (axis: string, labels: readonly Label[]) =>
+    trained !== null && TOKENS.has(axis)
+      ? labels.findIndex((label) => Number(typeof label === "number" ? label : (placed(label)?.[2] ?? -1)) >= trained)
+      : -1;
   const [r, c] = [beyond(rowAxis, rows), beyond(columnAxis, columns)];
   context.fillStyle = paint("--trained");
   if (r > 0) context.fillRect(left, top + r * h - 1, w * columns.length, 1.5);
   if (c > 0) context.fillRect(left + c * w - 1, top, 1.5, h * rows.length);
 
-  const tint = (isChosen: boolean) => { context.fillStyle = paint(isChosen ? "--pick" : "--soft"); };
+  const tint = (isChosen: boolean) => {
+    context.fillStyle = paint(isChosen ? "--pick" : "--soft");
+  };
   const name = (axis: string, label: Label, isWhole: boolean) => {
     const match = TOKENS.has(axis) ? placed(label) : null;
     return isWhole || !match ? labelText(axis, label) : match[2];
@@ -125,7 +133,8 @@ function layoutOf(context: CanvasRenderingContext2D, tensor: Tensor, room: numbe
   const [rowAxis, columnAxis] = tensor.axes;
   const [rows, columns] = tensor.shape;
   const isOfTexts = TOKENS.has(rowAxis) && TOKENS.has(columnAxis);
-  const wide = (axis: string) => Math.max(...tensor.labels(axis).map((label) => context.measureText(labelText(axis, label)).width));
+  const wide = (axis: string) =>
+    Math.max(...tensor.labels(axis).map((label) => context.measureText(labelText(axis, label)).width));
   const [rowRoom, columnRoom] = [wide(rowAxis), wide(columnAxis)];
   const few = rows <= 60;
   let left = few ? Math.min(132, rowRoom) + 10 : 34;

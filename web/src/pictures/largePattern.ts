@@ -1,5 +1,6 @@
 // One attention pattern, large: cells, the names of tokens beside them, and a cursor.
 
+import type { Cell, Lattice } from "../drawing/cursor";
 import type { Pattern } from "../pattern";
 import { shortened, type Text } from "../tokens";
 
@@ -7,11 +8,8 @@ const LABEL_ROOM = 96; // CSS pixels beside and above the picture for the names 
 const TRAINED_LINE = 1.5; // CSS pixels
 const HATCH = 7; // CSS pixels between the lines over masked cells
 
-/** Where the cells stand in the canvas, in CSS pixels. */
-export interface Place {
-  left: number;
-  top: number;
-  cell: number;
+/** Where cells stand, and whether there is room for the names of tokens. */
+export interface Place extends Lattice {
   isLabelled: boolean;
 }
 
@@ -20,13 +18,20 @@ export function placeIn(room: number, { rows, columns }: Pattern): Place {
   const longest = Math.max(rows, columns);
   const isLabelled = (room - LABEL_ROOM) / longest >= 11;
   const fit = Math.max(1, Math.min(40, (room - (isLabelled ? LABEL_ROOM : 34)) / longest));
-  return { left: isLabelled ? LABEL_ROOM : 34, top: isLabelled ? LABEL_ROOM : 20, cell: fit >= 8 ? Math.floor(fit) : fit, isLabelled };
+  const cell = fit >= 8 ? Math.floor(fit) : fit;
+  const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [34, 20];
+  return { left, top, width: cell, height: cell, isLabelled };
 }
 
 export function drawLarge(
-  canvas: HTMLCanvasElement, pattern: Pattern, place: Place, texts: { query: Text; key: Text }, cursor: readonly [number, number], trained: number | null,
+  canvas: HTMLCanvasElement,
+  pattern: Pattern,
+  place: Place,
+  texts: { query: Text; key: Text },
+  cursor: Cell,
+  trained: number | null,
 ): void {
-  const { left, top, cell, isLabelled } = place;
+  const { left, top, width: cell, isLabelled } = place;
   const [across, down] = [cell * pattern.columns, cell * pattern.rows];
   const [width, height] = [left + across + (isLabelled ? 2 : 14), top + down + 2];
   const sharp = devicePixelRatio || 1;
@@ -44,18 +49,26 @@ export function drawLarge(
   if (pattern.masks) drawMasked(context, place, pattern, paint("--edge"));
   // lines between cells, so that they hide no weight
   context.fillStyle = paint("--trained");
-  if (trained !== null && trained < pattern.columns) context.fillRect(left + trained * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
-  if (trained !== null && trained < pattern.rows) context.fillRect(left, top + trained * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
+  if (trained !== null && trained < pattern.columns)
+    context.fillRect(left + trained * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
+  if (trained !== null && trained < pattern.rows)
+    context.fillRect(left, top + trained * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
   drawLabels(context, place, pattern, texts, cursor, paint);
   drawCursor(context, place, pattern, cursor, paint);
 }
 
 // oblique lines over the cells that the mask forbids: a weight of zero has none
-function drawMasked(context: CanvasRenderingContext2D, { left, top, cell }: Place, pattern: Pattern, edge: string) {
+function drawMasked(
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell }: Place,
+  pattern: Pattern,
+  edge: string,
+) {
   const [width, height] = [cell * pattern.columns, cell * pattern.rows];
   context.save();
   context.beginPath();
-  for (let q = 0; q < pattern.rows; q++) context.rect(left + (q + 1) * cell, top + q * cell, width - (q + 1) * cell, cell);
+  for (let q = 0; q < pattern.rows; q++)
+    context.rect(left + (q + 1) * cell, top + q * cell, width - (q + 1) * cell, cell);
   context.clip();
   context.beginPath();
   for (let x = left - height; x < left + width; x += HATCH) {
@@ -69,14 +82,20 @@ function drawMasked(context: CanvasRenderingContext2D, { left, top, cell }: Plac
 }
 
 function drawLabels(
-  context: CanvasRenderingContext2D, { left, top, cell, isLabelled }: Place, pattern: Pattern, texts: { query: Text; key: Text },
-  [atQuery, atKey]: readonly [number, number], paint: (name: string) => string,
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell, isLabelled }: Place,
+  pattern: Pattern,
+  texts: { query: Text; key: Text },
+  [atQuery, atKey]: Cell,
+  paint: (name: string) => string,
 ) {
   context.font = `${isLabelled ? Math.min(13, cell) : 10}px ${paint("--mono")}`;
   context.textBaseline = "middle";
   const every = isLabelled ? 1 : 2 ** Math.ceil(Math.log2(28 / cell));
   const name = ({ tokens }: Text, i: number) => (isLabelled ? shortened(tokens[i], 11) : String(i));
-  const tint = (isChosen: boolean) => { context.fillStyle = paint(isChosen ? "--pick" : "--soft"); };
+  const tint = (isChosen: boolean) => {
+    context.fillStyle = paint(isChosen ? "--pick" : "--soft");
+  };
   context.textAlign = "right";
   for (let q = 0; q < pattern.rows; q += every) {
     tint(q === atQuery);
@@ -94,7 +113,11 @@ function drawLabels(
 }
 
 function drawCursor(
-  context: CanvasRenderingContext2D, { left, top, cell }: Place, pattern: Pattern, [q, k]: readonly [number, number], paint: (name: string) => string,
+  context: CanvasRenderingContext2D,
+  { left, top, width: cell }: Place,
+  pattern: Pattern,
+  [q, k]: Cell,
+  paint: (name: string) => string,
 ) {
   context.strokeStyle = paint("--line");
   context.strokeRect(left - 0.5, top - 0.5, cell * pattern.columns + 1, cell * pattern.rows + 1);

@@ -10,9 +10,25 @@ import { FACTS, factName, kindName, READERS, SUMS } from "./words";
 
 // tensors that a picture of its own shows already, or that are ids
 const SHOWN: Readonly<Record<string, readonly string[]>> = {
-  AttentionCosts: ["ratio", "ratio_low", "ratio_high", "ratio_least", "ratio_largest", "same_low", "same_high", "memory_ratio", "growth", "growth_low", "growth_high"],
-  LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
-  InputGradients: ["answers", "against"], TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
+  AttentionCosts: [
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "ratio_least",
+    "ratio_largest",
+    "same_low",
+    "same_high",
+    "memory_ratio",
+    "growth",
+    "growth_low",
+    "growth_high",
+  ],
+  LensGrid: ["top", "top_probability", "answers"],
+  DirectLogitAttribution: ["answer", "against", "position"],
+  Acdc: ["in_circuit"],
+  InputGradients: ["answers", "against"],
+  TokenPairs: ["values", "rows", "columns"],
+  SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
   TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"],
 };
 
@@ -23,12 +39,21 @@ const SETTINGS = new Set(["norm", "mlps", "order"]);
 const MOST_MAIN = 4; // figures that are drawn at once
 
 /** One direction of patching, over families of sites. */
-export type Sweep = Result & { tables: Readonly<Record<string, Result>>; direction: string; rows: number; work: number };
+export type Sweep = Result & {
+  tables: Readonly<Record<string, Result>>;
+  direction: string;
+  rows: number;
+  work: number;
+};
 
 export const entriesOf = (result: Result): [string, unknown][] =>
-  Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !NOT_FIELDS.includes(name))) });
+  Object.entries({
+    ...result.derived,
+    ...Object.fromEntries(Object.entries(result).filter(([name]) => !NOT_FIELDS.includes(name))),
+  });
 
-const isObject = (value: unknown): value is Readonly<Record<string, unknown>> => value !== null && typeof value === "object";
+const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  value !== null && typeof value === "object";
 
 function brief(value: unknown): string | null {
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : compact(value);
@@ -38,10 +63,18 @@ function brief(value: unknown): string | null {
 }
 
 /** Those entries that can be said in a few words, as facts. */
-export function factsOf(entries: readonly (readonly [string, unknown])[], explained: (name: string) => string = () => "", labels = FACTS): Fact[] {
+export function factsOf(
+  entries: readonly (readonly [string, unknown])[],
+  explained: (name: string) => string = () => "",
+  labels = FACTS,
+): Fact[] {
   return entries.map(([name, value]): Fact => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
-    const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(SETTINGS.has(name) ? spoken(String(value)) : value);
+    const words = list
+      ? list.includes(null)
+        ? null
+        : list.join(spoken(", "))
+      : brief(SETTINGS.has(name) ? spoken(String(value)) : value);
     return [Object.hasOwn(labels, name) ? labels[name] : factName(name), words && cut(words, 240), explained(name)];
   });
 }
@@ -64,7 +97,8 @@ export class Report {
     return this.data.about[result.result].headline;
   }
 
-  private meaning = (result: Result, field: string) => capitalised((this.data.about[result.result]?.fields[field] ?? "").replaceAll("`", ""));
+  private meaning = (result: Result, field: string) =>
+    capitalised((this.data.about[result.result]?.fields[field] ?? "").replaceAll("`", ""));
 
   /** What was asked stands above already, or in the title, and what is nothing need not be said. */
   private isSaid(result: Result, name: string, value: unknown): boolean {
@@ -72,26 +106,43 @@ export class Report {
     const inTitle = ["method", "direction", "tuned"].includes(name);
     const isNothing = value === false || (value === 0 && ["constants", "dropped"].includes(name));
     const isSum = name === "sum" && SUMS[result.result];
-    return isNothing || inTitle || Boolean(isSum) || (asked !== undefined && SHOWN[result.result]?.includes(name)) || JSON.stringify(this.data.given?.[name]) === JSON.stringify(value);
+    return (
+      isNothing ||
+      inTitle ||
+      Boolean(isSum) ||
+      (asked !== undefined && SHOWN[result.result]?.includes(name)) ||
+      JSON.stringify(this.data.given?.[name]) === JSON.stringify(value)
+    );
   }
 
   facts(result: Result): Fact[] {
-    return factsOf(entriesOf(result).filter(([name, value]) => !this.isSaid(result, name, value)), (name) => this.meaning(result, name));
+    return factsOf(
+      entriesOf(result).filter(([name, value]) => !this.isSaid(result, name, value)),
+      (name) => this.meaning(result, name),
+    );
   }
 
   /** What the code says of every field that there is. */
   fields(result: Result): { name: string; meaning: Piece }[] {
-    return Object.entries(this.data.about[result.result]?.fields ?? {}).filter(([name]) => (result.derived?.[name] ?? result[name] ?? null) !== null)
+    return Object.entries(this.data.about[result.result]?.fields ?? {})
+      .filter(([name]) => (result.derived?.[name] ?? result[name] ?? null) !== null)
       .map(([name, words]) => ({ name, meaning: inCode(words) }));
   }
 
-  /** Names of tensors: what the class draws first, and the others; a view of its own shows some, but for what is denied. */
+  /** Names of tensors: what the class draws first, and the others; without those that a view of its own shows. */
   tensors(result: Result): { main: string[]; rest: string[]; hasAny: boolean } {
-    const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
-    const isFree = (name: string) => names.includes(name) && (Boolean(result.denied) || !SHOWN[result.result]?.includes(name));
+    const names = entriesOf(result)
+      .filter(([, value]) => isTensor(value))
+      .map(([name]) => name);
+    const isFree = (name: string) =>
+      names.includes(name) && (Boolean(result.denied) || !SHOWN[result.result]?.includes(name));
     const main = this.headline(result).filter(isFree).slice(0, MOST_MAIN);
     const isBeside = (name: string) => name.endsWith("_error") && names.includes(name.slice(0, -"_error".length));
-    return { main, rest: names.filter((name) => isFree(name) && !main.includes(name) && !isBeside(name)), hasAny: names.length > 0 };
+    return {
+      main,
+      rest: names.filter((name) => isFree(name) && !main.includes(name) && !isBeside(name)),
+      hasAny: names.length > 0,
+    };
   }
 }
 
@@ -99,14 +150,28 @@ export class Report {
 export const wordLists = (result: Result): [string, Record<string, string>][] =>
   entriesOf(result).filter((entry): entry is [string, Record<string, string>] => {
     const [name, value] = entry;
-    return isObject(value) && !Array.isArray(value) && !isTensor(value) && !isResult(value)
-      && !LISTS_OF_NAMES.includes(name) && Object.keys(value).length > 0 && Object.values(value).every((v) => typeof v === "string");
+    return (
+      isObject(value) &&
+      !Array.isArray(value) &&
+      !isTensor(value) &&
+      !isResult(value) &&
+      !LISTS_OF_NAMES.includes(name) &&
+      Object.keys(value).length > 0 &&
+      Object.values(value).every((v) => typeof v === "string")
+    );
   });
 
 /** Results within a result: tables of a sweep, circuits of a range of thresholds. */
-export const inside = (result: Result): [string, Result][] => entriesOf(result).flatMap(([name, value]): [string, Result][] => {
-  if (isResult(value)) return [[name, value]];
-  if (!isObject(value) || isTensor(value)) return [];
-  return Object.entries(value).filter((entry): entry is [string, Result] => isResult(entry[1])).map(([key, v]) =>
-    [Array.isArray(value) ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : spoken(": threshold {threshold}", { threshold: v.threshold as number })}` : key, v]);
-});
+export const inside = (result: Result): [string, Result][] =>
+  entriesOf(result).flatMap(([name, value]): [string, Result][] => {
+    if (isResult(value)) return [[name, value]];
+    if (!isObject(value) || isTensor(value)) return [];
+    return Object.entries(value)
+      .filter((entry): entry is [string, Result] => isResult(entry[1]))
+      .map(([key, v]) => [
+        Array.isArray(value)
+          ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : spoken(": threshold {threshold}", { threshold: v.threshold as number })}`
+          : key,
+        v,
+      ]);
+  });

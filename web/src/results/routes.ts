@@ -1,5 +1,6 @@
 // Routes of information: tokens across, places in the model upwards.
 
+import { bent } from "../drawing/paths";
 import { labelText } from "../labels";
 import type { TensorEntry } from "../tensor";
 import { spokenLabel } from "../words";
@@ -57,7 +58,8 @@ function reached(routes: Routes, threshold: number): { found: Set<string>; edges
   return { found, edges };
 }
 
-const MOST_TOKENS = 40, MOST_NAMED = 10; // columns for tokens without a route; edges that bear the name of their head
+const MOST_TOKENS = 40,
+  MOST_NAMED = 10; // columns for tokens without a route; edges that bear the name of their head
 
 const depthOf = (place: string) => {
   const layer = /(\d+)/.exec(place);
@@ -71,32 +73,59 @@ export function layoutOf(routes: Routes, threshold: number) {
   const byLabel = new Map(routes.nodes.map((n) => [n.label, n]));
   const order = (routes.inputs.coords.key ?? []).map(String);
   const column = (node: RouteNode) => node.label.slice(node.label.indexOf("| ") + 2);
-  const rank = (name: string) => { const i = order.indexOf(name); return i < 0 ? order.length : i; };
+  const rank = (name: string) => {
+    const i = order.indexOf(name);
+    return i < 0 ? order.length : i;
+  };
   // as far as there is room, tokens without a route keep their places
-  const columns = order.length && order.length <= MOST_TOKENS ? order : [...new Set(nodes.map(column))].sort((a, b) => rank(a) - rank(b));
+  const columns =
+    order.length && order.length <= MOST_TOKENS
+      ? order
+      : [...new Set(nodes.map(column))].sort((a, b) => rank(a) - rank(b));
   const places = [...new Set(nodes.map((n) => n.place))].sort((a, b) => depthOf(a) - depthOf(b));
-  const gap = Math.max(30, Math.min(80, 820 / columns.length)), rowGap = places.length > 14 ? 38 : 50, left = 76, bottom = 104;
-  const width = Math.max(360, left + gap * columns.length + 20), height = rowGap * places.length + bottom;
+  const gap = Math.max(30, Math.min(80, 820 / columns.length)),
+    rowGap = places.length > 14 ? 38 : 50,
+    left = 76,
+    bottom = 104;
+  const width = Math.max(360, left + gap * columns.length + 20),
+    height = rowGap * places.length + bottom;
   const x = (node: RouteNode) => left + gap * (columns.indexOf(column(node)) + 0.5);
   const y = (node: RouteNode) => height - bottom - rowGap * (places.indexOf(node.place) + 0.5);
 
-  const joined = edges.filter((e) => byLabel.has(e.below)).map((edge) => {
-    const [above, below] = [byLabel.get(edge.above)!, byLabel.get(edge.below)!];
-    const kind = edge.via === "stream" ? "stream" : / /.test(edge.via) ? "mlp" : "head";
-    const bend = (y(below) - y(above)) * 0.5;
-    const side = { stream: 0, mlp: 5, head: -3 }[kind] * (x(above) === x(below) ? 1 : 0);
-    const path = `M${x(below) + side} ${y(below)}C${x(below) + side} ${y(below) - bend} ${x(above) + side} ${y(above) + bend} ${x(above) + side} ${y(above)}`;
-    return { edge, kind, path, carried: above.importance * edge.share, x: (x(above) + x(below)) / 2, y: (y(above) + y(below)) / 2 + 4 };
-  });
+  const joined = edges
+    .filter((e) => byLabel.has(e.below))
+    .map((edge) => {
+      const [above, below] = [byLabel.get(edge.above)!, byLabel.get(edge.below)!];
+      const kind = edge.via === "stream" ? "stream" : / /.test(edge.via) ? "mlp" : "head";
+      const side = { stream: 0, mlp: 5, head: -3 }[kind] * (x(above) === x(below) ? 1 : 0);
+      const path = bent({ x: x(below) + side, y: y(below) }, { x: x(above) + side, y: y(above) }, 0.5);
+      return {
+        edge,
+        kind,
+        path,
+        carried: above.importance * edge.share,
+        x: (x(above) + x(below)) / 2,
+        y: (y(above) + y(below)) / 2 + 4,
+      };
+    });
   // names stand on the middle of the strongest edges, where none stands already
   const named: typeof joined = [];
   for (const one of joined.filter((j) => j.kind !== "stream").sort((a, b) => b.carried - a.carried)) {
     if (named.length < MOST_NAMED && named.every((n) => n.y !== one.y || Math.abs(n.x - one.x) > 36)) named.push(one);
   }
   return {
-    width, height, left, named, nEdges: edges.length,
+    width,
+    height,
+    left,
+    named,
+    nEdges: edges.length,
     lines: [...joined].sort((a, b) => a.edge.share - b.edge.share),
-    dots: nodes.map((node) => ({ node, x: x(node), y: y(node), radius: (2.5 + 5 * Math.sqrt(Math.min(1, node.importance))).toFixed(1) })),
+    dots: nodes.map((node) => ({
+      node,
+      x: x(node),
+      y: y(node),
+      radius: (2.5 + 5 * Math.sqrt(Math.min(1, node.importance))).toFixed(1),
+    })),
     rows: places.map((place, i) => ({ place, y: height - bottom - rowGap * (i + 0.5) })),
     tokens: columns.map((name, i) => ({ name, x: left + gap * (i + 0.5) + 4, y: height - bottom + 8 })),
   };
