@@ -1,0 +1,33 @@
+// Where a number on the page comes from, as what the inspector shows.
+
+import type { Source } from "./looking";
+import type { Answer } from "./transport";
+
+/** A number with every digit that float32 has. */
+export const exact = (value: number): string =>
+  String(Number(value.toPrecision(8)))
+    .replace("-", "−")
+    .replace("e−", "e-");
+
+/** The source of one entry of an array of an answer. */
+export function sourceOf(
+  answer: Answer,
+  array: string,
+  index: readonly number[],
+  name: string,
+  sites: readonly string[] = [],
+): Source {
+  const tensor = answer.arrays[array];
+  const place = tensor.axes.map((axis, i) => tensor.labels(axis)[index[i]]);
+  return {
+    name,
+    value: tensor.at(...index),
+    array: `found[${JSON.stringify(array)}]`,
+    axes: tensor.axes,
+    shape: tensor.shape,
+    index: place,
+    encoding: answer.sent[array].encoding,
+    python: answer.python,
+    sites,
+  };
+}
