@@ -10,8 +10,16 @@ function typeOf(schema) {
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
   if (schema.anyOf) return schema.anyOf.map(typeOf).join(" | ");
   if (schema.prefixItems) return `readonly [${schema.prefixItems.map(typeOf).join(", ")}]`;
-  if (schema.type === "array") return `readonly ${/ /.test(typeOf(schema.items)) ? `(${typeOf(schema.items)})` : typeOf(schema.items)}[]`;
-  return { string: "string", integer: "number", number: "number", boolean: "boolean", null: "null", object: "Readonly<Record<string, unknown>>" }[schema.type];
+  if (schema.type === "array")
+    return `readonly ${/ /.test(typeOf(schema.items)) ? `(${typeOf(schema.items)})` : typeOf(schema.items)}[]`;
+  return {
+    string: "string",
+    integer: "number",
+    number: "number",
+    boolean: "boolean",
+    null: "null",
+    object: "Readonly<Record<string, unknown>>",
+  }[schema.type];
 }
 
 /** The text of `api.ts`. */
@@ -25,9 +33,13 @@ export function typesOf({ $defs, questions }) {
     return `/** ${description} */\nexport interface ${name} {\n${fields.join("")}}\n`;
   });
   const views = Object.entries(questions).map(([name, { view }]) => `  ${JSON.stringify(name)}: ${typeOf(view)};\n`);
-  return ["// Written by `node types.js` from schema.json, which the server writes of itself.\n", ...interfaces,
-    `/** The questions, and what may be said about each. */\nexport interface Views {\n${views.join("")}}\n`].join("\n");
+  return [
+    "// Written by `node types.js` from schema.json, which the server writes of itself.\n",
+    ...interfaces,
+    `/** The questions, and what may be said about each. */\nexport interface Views {\n${views.join("")}}\n`,
+  ].join("\n");
 }
 
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
-if (process.argv[1] === here("types.js")) writeFileSync(here("src/explorer/api.ts"), typesOf(JSON.parse(readFileSync(here("schema.json"), "utf8"))));
+if (process.argv[1] === here("types.js"))
+  writeFileSync(here("src/explorer/api.ts"), typesOf(JSON.parse(readFileSync(here("schema.json"), "utf8"))));

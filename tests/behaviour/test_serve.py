@@ -66,7 +66,7 @@ def test_the_address_puts_the_token_into_a_cookie_and_leads_on_without_it(served
     cookie = found.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "glassformer-8000=" in cookie
     page = asked(served, "/", cookie=cookie.partition(";")[0])
-    assert page.status_code == 200 and "attn-only-2l" in page.text
+    assert page.status_code == 200 and "explorer.js" in page.text
 
 
 @pytest.mark.parametrize(
@@ -256,6 +256,10 @@ def test_what_is_too_large_is_refused_and_says_how_much_is_taken() -> None:
         found = one.post(address, json=data)
         assert found.status_code == 413 and said in found.json()["fault"]["message"]
     run = one.run("tiny", [1] * 8)["id"]
+    # 4 heads of 8 x 8 pairs, scores and pattern
+    one.store.models["tiny"].limits = Limits(memory=2_047)
+    found = one.get(f"runs/{run}/pattern/L1H1")
+    assert found.status_code == 413 and "2,048, and this server takes 2,047" in found.json()["fault"]["message"]
     assert one.get(f"runs/{run}/export", params={"sites": "*"}).status_code == 413
     assert one.post("generate", json={"run": run, "max_new_tokens": 9}).status_code == 413
 

@@ -19,8 +19,15 @@ test("sixteen bits are the number they stand for", () => {
 
 /** A frame of one array. */
 function frame(sent: object, dtype: string, bytes: Uint8Array): ArrayBuffer {
-  const told = JSON.stringify({ question: "pattern", facts: {}, python: "", arrays: { x: { axes: ["query", "key"], coords: {}, scale: 1, low: 0, ...sent } } });
-  const header = new TextEncoder().encode(JSON.stringify({ __metadata__: { glassformer: told }, x: { dtype, shape: [], data_offsets: [0, bytes.length] } }));
+  const told = JSON.stringify({
+    question: "pattern",
+    facts: {},
+    python: "",
+    arrays: { x: { axes: ["query", "key"], coords: {}, scale: 1, low: 0, ...sent } },
+  });
+  const header = new TextEncoder().encode(
+    JSON.stringify({ __metadata__: { glassformer: told }, x: { dtype, shape: [], data_offsets: [0, bytes.length] } }),
+  );
   const found = new Uint8Array(8 + header.length + bytes.length);
   new DataView(found.buffer).setBigUint64(0, BigInt(header.length), true);
   found.set(header, 8);
@@ -29,21 +36,42 @@ function frame(sent: object, dtype: string, bytes: Uint8Array): ArrayBuffer {
 }
 
 test("codes of eight bits are decoded as they were made, and what has no number has none", () => {
-  const root = readFrame(frame({ encoding: "sqrt8", packing: "full", shape: [1, 3], scale: 4 }, "U8", Uint8Array.of(0, 127, 255))).arrays.x;
+  const root = readFrame(
+    frame({ encoding: "sqrt8", packing: "full", shape: [1, 3], scale: 4 }, "U8", Uint8Array.of(0, 127, 255)),
+  ).arrays.x;
   expect([root.at(0, 0), root.at(0, 1), root.at(0, 2)]).toEqual([0, 1, null]);
-  const signed = readFrame(frame({ encoding: "signed8", packing: "full", shape: [1, 3], scale: 2 }, "I8", Uint8Array.of(127, 256 - 127, 128))).arrays.x;
+  const signed = readFrame(
+    frame({ encoding: "signed8", packing: "full", shape: [1, 3], scale: 2 }, "I8", Uint8Array.of(127, 256 - 127, 128)),
+  ).arrays.x;
   expect([signed.at(0, 0), signed.at(0, 1), signed.at(0, 2)]).toEqual([2, -2, null]);
 });
 
 test("what lies above the diagonal of a packed matrix is missing", () => {
-  const { x } = readFrame(frame({ encoding: "lin8", packing: "tril", shape: [2, 2, 2], scale: 254 }, "U8", Uint8Array.of(1, 2, 3, 4, 5, 6))).arrays;
+  const { x } = readFrame(
+    frame({ encoding: "lin8", packing: "tril", shape: [2, 2, 2], scale: 254 }, "U8", Uint8Array.of(1, 2, 3, 4, 5, 6)),
+  ).arrays;
   expect([...x.values].map((value) => (Number.isNaN(value) ? null : value))).toEqual([1, null, 2, 3, 4, null, 5, 6]);
 });
 
 test("a permalink holds the whole state, and nothing is read from another fragment", async () => {
-  const state = { a: { model: "m", text: "Zoë 中 \u202e</script>" }, b: null, level: 2, show: "a", head: "L1H6", query: 3, key: 1, aim: { answer: null, against: 4 }, tabs: {} } as const;
+  const state = {
+    a: { model: "m", text: "Zoë 中 \u202e</script>" },
+    b: null,
+    level: 2,
+    show: "a",
+    head: "L1H6",
+    query: 3,
+    key: 1,
+    aim: { answer: null, against: 4 },
+    tabs: {},
+  } as const;
   const link = await written(state);
   expect(link).toMatch(/^[A-Za-z0-9._-]+$/);
   expect(await read(`#${link}`)).toEqual(state);
-  expect([await read(""), await read("#main"), await read("#1.nothing"), await read(`#${link.slice(0, -9)}`)]).toEqual([null, null, null, null]);
+  expect([await read(""), await read("#main"), await read("#1.nothing"), await read(`#${link.slice(0, -9)}`)]).toEqual([
+    null,
+    null,
+    null,
+    null,
+  ]);
 });

@@ -25,9 +25,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# nothing from elsewhere, no frames, no forms; `style` is the hash of the one style sheet that stands in a page
+# nothing from elsewhere, no frames, no forms, and nothing that stands in the page itself
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' {style}; img-src 'self' data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
@@ -61,12 +61,10 @@ class Guarded:
         token: What requests have to bring.
         host: The server listens on; beside it this machine's own names pass if that is a loopback address, and other
             addresses, but no other names, if it is not: a name can be made to lead here.
-        style: Hash of the style sheet that stands in a page, for the content security policy.
     """
 
-    def __init__(self, app: App, token: str, host: str = "127.0.0.1", style: str = "") -> None:
+    def __init__(self, app: App, token: str, host: str = "127.0.0.1") -> None:
         self.app, self.token, self.host = app, token, host
-        self.policy = POLICY.format(style=style)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,7 +77,7 @@ class Guarded:
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
-                told = {**_HEADERS, "content-security-policy": self.policy, "cache-control": "no-store"}
+                told = {**_HEADERS, "content-security-policy": POLICY, "cache-control": "no-store"}
                 more = [(name.encode(), value.encode()) for name, value in told.items() if name.encode() not in own]
                 message["headers"] = [*message["headers"], *more]
             await send(message)

@@ -11,24 +11,22 @@ requests there answered, and older ones dropped.
 """
 
 import asyncio
-import base64
-import hashlib
-import html
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from glassformer.config import Config
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError, MissingExtra, nearest, shortened
 from glassformer.files import json_text
 from glassformer.models.reading import Side
+from glassformer.render.page import explorer_files
 from glassformer.serve import api
 from glassformer.serve.guards import Guarded
 from glassformer.serve.questions import QUESTIONS, Answer, Question, exported
@@ -36,13 +34,13 @@ from glassformer.serve.runs import NotKept, ServedModel, ServedRun, Store, TooLa
 from glassformer.serve.schema import schema
 from glassformer.serve.streams import swept, written
 from glassformer.serve.worker import Busy, Superseded, Worker
-from glassformer.version import __version__
-from glassformer.words import spoken
+from glassformer.words import Language, language, speaking
 
 T = TypeVar("T")
 LANE = "glassformer-lane"
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 _ROOT = f"/api/{api.VERSION}"
+_MEDIA = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _log = logging.getLogger(__name__)
 # the most specific first
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
@@ -63,7 +61,8 @@ class _Application:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.page),
+            Route("/", self.file),
+            *(Route(f"/{name}", self.file) for name in ("explorer.js", "explorer.css")),
             Route(f"{_ROOT}/schema.json", self.schema),
             Route(f"{_ROOT}/models", self.models),
             Route(f"{_ROOT}/models/load", self.load, methods=["POST"]),
@@ -82,20 +81,23 @@ class _Application:
 
     # ------------------------------------------------------------------------------------------------ facts
 
-    async def page(self, request: Request) -> Response:
-        return HTMLResponse(_page(self.store))
+    async def file(self, request: Request) -> Response:
+        name = request.url.path.lstrip("/") or "index.html"
+        with speaking(_language(request)):
+            content = explorer_files()[name]
+        return Response(content, media_type=_MEDIA[name.rpartition(".")[2]])
 
     async def schema(self, request: Request) -> Response:
         return _json(schema())
 
     async def models(self, request: Request) -> Response:
-        return _json([served.card.to_dict() for served in self.store.models.values()])
+        cards = await asyncio.to_thread(lambda: [served.card.to_dict() for served in self.store.models.values()])
+        return _json(cards)
 
     async def load(self, request: Request) -> Response:
         spec = await self._body(request, api.LoadSpec)
         served = self.store.model(spec.model)
-        await self._on(request, served.worker, lambda: served.model)
-        return _json(served.card.to_dict())
+        return _json(await self._on(request, served.worker, lambda: (served.model, served.card.to_dict())[1]))
 
     async def tokenize(self, request: Request) -> Response:
         spec = await self._body(request, api.TokenizeSpec)
@@ -237,7 +239,13 @@ def application(store: Store, token: str, host: str = "127.0.0.1") -> Guarded:
     app.router.redirect_slashes = False
     for kind in (GlassformerError, RuntimeError, MemoryError, _Gone, ClientDisconnect):
         app.add_exception_handler(kind, _refused)
-    return Guarded(app, token, host, f"'sha256-{_digest(_STYLE)}'")
+    return Guarded(app, token, host)
+
+
+def _language(request: Request) -> Language:
+    """Return the language of a page: as its address says, or as the browser prefers, or as the terminal speaks."""
+    asked = request.query_params.get("lang") or request.headers.get("accept-language", "")[:2].lower()
+    return asked if asked in get_args(Language) else language()
 
 
 def _question(request: Request, of: tuple[str, ...]) -> Question:
@@ -328,34 +336,3 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s", request.method, request.url.path, exc_info=error)
     fault = api.Fault("Unexpected", f"{type(error).__name__}: a mistake of this server. Its log has more.")
     return _json({"fault": fault.to_dict()}, 500)
-
-
-_STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
-code { font-size: .92em; } td, th { text-align: left; padding: .2rem 1rem .2rem 0; vertical-align: top; }
-"""
-
-
-def _digest(style: str) -> str:
-    return base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-
-
-def _page(store: Store) -> str:
-    """Return the page that lists the models, and says what may be asked of them."""
-    models = "".join(
-        f"<tr><td><code>{html.escape(served.id)}</code></td><td>{html.escape(served.source)}</td>"
-        f"<td>{spoken('loaded') if served.loaded is not None else spoken('not loaded yet')}</td></tr>"
-        for served in store.models.values()
-    )
-    asked = "".join(
-        f"<tr><td><code>{name}</code></td><td>{html.escape(spoken(one.about))}</td></tr>"
-        for name, one in QUESTIONS.items()
-    )
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>glassformer serve</title><style>{_STYLE}</style><h1>glassformer {__version__}</h1>"
-        f"<h2>{spoken('Models')}</h2><table>{models}</table>"
-        f"<h2>{spoken('Questions')}</h2><p>{spoken('Addresses and types stand in the schema:')} "
-        f"<a href='{_ROOT}/schema.json'>{_ROOT}/schema.json</a></p><table>{asked}</table></html>"
-    )

@@ -6,10 +6,11 @@ and what was read of it for as long as there is room: the oldest goes first, and
 
 import hashlib
 import itertools
+import math
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,7 +101,7 @@ class ServedModel:
 
     def __init__(self, id: str, source: str, load: Callable[[], Model], limits: Limits) -> None:
         self.id, self.source, self._load = id, source, load
-        self.worker = Worker(f"model {id}", limits.waiting)
+        self.limits, self.worker = limits, Worker(f"model {id}", limits.waiting)
         self.loaded: Model | None = None
         # answers from weights alone, which stay what they are
         self.known: OrderedDict[str, Any] = OrderedDict()
@@ -146,7 +147,15 @@ class ServedModel:
 
 def layer_cards(model: Model) -> tuple[LayerCard, ...]:
     """Return what each block is made of."""
-    table, found = model.sites(), list[LayerCard]()
+    heads_of, sites_of, found = (
+        defaultdict[str, list[roles.Head]](list),
+        defaultdict[str, list[Site]](list),
+        list[LayerCard](),
+    )
+    for head in roles.heads(model):
+        heads_of[head.path].append(head)
+    for site in model.sites().values():
+        sites_of[site.path].append(site)
     for name, stack in model.stacks.items():
         for index, layers in itertools.groupby(stack.sub_layers(), lambda layer: layer.layer):
             mixers, others = list[MixerCard](), list[str]()
@@ -154,8 +163,7 @@ def layer_cards(model: Model) -> tuple[LayerCard, ...]:
                 if (part := layer.attention) is None:
                     others.append(layer.name)
                     continue
-                heads = [head for head in roles.heads(model) if head.path == part.path]
-                own = [site for site in table.values() if site.path == part.path]
+                heads, own = heads_of[part.path], sites_of[part.path]
                 by_head = [site.quantity for site in own if {"head", "kv_head"} & {*site.axes}]
                 keys = next((site.sizes["kv_head"] for site in own if "kv_head" in site.sizes), None)
                 config = part.config
@@ -237,10 +245,21 @@ class ServedRun:
             have = {name: self.sites[name] for name in wanted if name in self.sites}
             for name in have:
                 self.sites.move_to_end(name)
-        found = self.kept.read([name for name in wanted if name not in have], logits=logits)
+        missing = [name for name in wanted if name not in have]
+        pairs = sum(self._pairs(table[name]) for name in missing)
+        self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
+        found = self.kept.read(missing, logits=logits)
         with self._lock:
             self.sites |= found.sites
         return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
+
+    def _pairs(self, site: Site) -> int:
+        """Return how many numbers a site has for pairs of positions; none for one that has no such axes."""
+        if not {"query", "key"} <= {*site.axes}:
+            return 0
+        inputs = self.kept.inputs
+        lengths = [(inputs.source if site.reads_source(axis) else None) or inputs.output for axis in ("query", "key")]
+        return site.sizes.get("head", 1) * math.prod(max(side.counts) for side in lengths)
 
     def forget_oldest(self) -> bool:
         """Let go of what was not read for longest; return whether there was anything."""

@@ -13,6 +13,7 @@ from glassformer.config import require
 from glassformer.errors import MissingExtra
 from glassformer.serve.guards import is_loopback
 from glassformer.serve.runs import Limits, Store
+from glassformer.words import spoken
 
 
 def serve(
@@ -90,12 +91,15 @@ def has_display() -> bool:
 
 def _told(address: str, port: int, models: Sequence[str]) -> list[str]:
     """Return what the terminal says of a server."""
-    found = [f"models: {', '.join(models)}", f"open {address}"]
+    found = [spoken("models: {names}", names=", ".join(models)), spoken("open {address}", address=address)]
     if not has_display():
         found.append(
-            f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, then open the same address there"
+            spoken(
+                "from another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, then open the same address there",
+                port=port,
+            )
         )
-    return [*found, "Ctrl-C ends it"]
+    return [*found, spoken("Ctrl-C ends it")]
 
 
 def _shown(host: str) -> str:

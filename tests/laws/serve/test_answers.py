@@ -1,6 +1,7 @@
 """Every answer of the server is what the code to be copied beside it gives, on all kinds of models, changed and not."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def check(served: Served, name: str, changed: str) -> tuple[int, int]:
 
 
 @in_one_pass
-@pytest.mark.parametrize("name", ["gpt2", "lightning_hybrid", "masked_pre", "translator_pre"])
+@pytest.mark.parametrize("name", ["lightning_hybrid", "translator_pre"])
 def test_every_answer_is_what_its_code_gives(name: str) -> None:
     one = Served({name: subject(name, batch=1, dtype=torch.float32).model})
     answered, _ = check(one, name, "ablated")
@@ -88,6 +89,21 @@ def test_every_answer_is_what_its_code_gives(name: str) -> None:
 def test_so_it_is_of_every_model_and_change(name: str, changed: str, served: Served) -> None:
     answered, _ = check(served, name, changed)
     assert answered >= 8
+
+
+@pytest.mark.full
+def test_so_it_is_of_a_folder(tmp_path: Path) -> None:
+    folder = str(gf.save(subject("llama", batch=1, dtype=torch.float32).model, tmp_path / "of-mine"))
+    one = Served({folder: gf.load(folder)})
+    assert list(one.store.models) == ["of-mine"]
+    run = one.run("of-mine", [3, 1, 4, 1, 5])["id"]
+    for address in ("pattern/L1H1", "lens", "attribution", "row/L0H2/2"):
+        told = one.ask(f"runs/{run}/{address}")
+        assert f"gf.load({folder!r})" in told["python"]
+        names: dict[str, Any] = {}
+        exec(told["python"], names)
+        for array, sent in one.arrays(f"runs/{run}/{address}").items():
+            agree(sent, values_of(names["found"], array))
 
 
 def test_what_a_mechanism_does_not_define_is_refused_in_the_librarys_words(served: Served) -> None:

@@ -30,9 +30,16 @@ export class Asked {
         if (leaving.signal.aborted) return;
         [this.answer, this.fault, this.question, this.isWaiting] = [answer, fault, question, false];
       };
-      api.ask(question, { lane, signal: leaving.signal }).then((answer) => settled(answer, null), (error: unknown) => {
-        if (!isDropped(error)) settled(null, error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" });
-      });
+      api.ask(question, { lane, signal: leaving.signal }).then(
+        (answer) => settled(answer, null),
+        (error: unknown) => {
+          if (!isDropped(error))
+            settled(
+              null,
+              error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" },
+            );
+        },
+      );
       return () => leaving.abort();
     });
   }

@@ -1,7 +1,17 @@
 // The state of the page: the runs A and B and how they came about, where one looks, and what is shown of it.
 
 import type { Change, Fault, ModelCard, RunCard, RunSpec } from "./api";
-import { headAt, headsOf, textsOf, type Aim, type Cursor, type Looking, type Place, type Show, type Source } from "./looking";
+import {
+  headAt,
+  headsOf,
+  textsOf,
+  type Aim,
+  type Cursor,
+  type Looking,
+  type Place,
+  type Show,
+  type Source,
+} from "./looking";
 import { isDropped, Refusal, type Transport } from "./transport";
 
 /** What makes the two runs. */
@@ -24,7 +34,8 @@ export interface State extends Specs {
   tabs: Readonly<Record<string, string>>;
 }
 
-export const faultOf = (error: unknown): Fault => (error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" });
+export const faultOf = (error: unknown): Fault =>
+  error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" };
 
 const NOWHERE: Cursor = { path: "", layer: 0, head: 0, query: 0, key: 0 };
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
@@ -96,6 +107,17 @@ export class Explorer implements Looking {
   undo = () => this.goTo(this.now - 1);
   redo = () => this.goTo(this.now + 1);
 
+  /** Have a model loaded, so that its card says what it is made of. */
+  loaded = async (id: string): Promise<void> => {
+    if (this.models.find((model) => model.id === id)?.loaded !== false) return;
+    try {
+      const card = await this.api.load(id);
+      this.models = this.models.map((model) => (model.id === id ? card : model));
+    } catch (error) {
+      this.fault = faultOf(error);
+    }
+  };
+
   /** Ask for runs; of two askings at once the later counts. */
   private async ran({ a, b }: Specs): Promise<boolean> {
     this.running.abort();
@@ -103,11 +125,7 @@ export class Explorer implements Looking {
     [this.isRunning, this.fault] = [true, null];
     const started = performance.now();
     try {
-      for (const { model } of b ? [a, b] : [a]) {
-        if (this.models.find((one) => one.id === model)?.loaded !== false) continue;
-        const card = await this.api.load(model);
-        this.models = this.models.map((one) => (one.id === model ? card : one));
-      }
+      for (const { model } of b ? [a, b] : [a]) await this.loaded(model);
       const before = this.runs;
       const runs = { a: await this.api.run(a, signal), b: b && (await this.api.run(b, signal)) };
       if (signal.aborted) return false;
@@ -125,12 +143,21 @@ export class Explorer implements Looking {
   /** Keep the cursor where it was, as far as the runs of now have such a place. */
   private settle(before: { a: RunCard } | null): void {
     const heads = [...headsOf(this.model).values()];
-    if (!heads.length) { this.cursor = NOWHERE; return; }
+    if (!heads.length) {
+      this.cursor = NOWHERE;
+      return;
+    }
     const isNew = !before || before.a.tokens.length !== this.a.tokens.length;
     const head = headAt(this.model, this.cursor) ?? heads[heads.length - 1];
     const { queries, keys } = textsOf(this.shown, head);
     const query = isNew ? queries.length - 1 : Math.min(this.cursor.query, queries.length - 1);
-    this.cursor = { path: head.mixer.path, layer: head.layer.index, head: head.head, query, key: Math.min(this.cursor.key, keys.length - 1) };
+    this.cursor = {
+      path: head.mixer.path,
+      layer: head.layer.index,
+      head: head.head,
+      query,
+      key: Math.min(this.cursor.key, keys.length - 1),
+    };
     if (before?.a.spec.model !== this.a.spec.model) this.aim = { answer: null, against: null };
     this.source = null;
   }
@@ -151,16 +178,28 @@ export class Explorer implements Looking {
   };
 
   /** Run B: another text, another model, or none. */
-  compare = (b: RunSpec | null): void => { void this.make({ a: this.specs!.a, b }); };
+  compare = (b: RunSpec | null): void => {
+    void this.make({ a: this.specs!.a, b });
+  };
 
   /** Whether B reads what A does. */
   isSame = (): boolean => same({ ...this.specs!.a, changes: [] }, { ...this.specs!.b!, changes: [] });
 
-  select = (place: Place): void => { [this.cursor, this.hovered] = [this.within({ ...this.cursor, ...this.placed(place) }), null]; };
-  hover = (place: Place | null): void => { this.hovered = place; };
-  aimAt = (aim: Partial<Aim>): void => { this.aim = { ...this.aim, ...aim }; };
-  inspect = (source: Source): void => { this.source = source; };
-  turn = (name: string, to: string): void => { this.tabs = { ...this.tabs, [name]: to }; };
+  select = (place: Place): void => {
+    [this.cursor, this.hovered] = [this.within({ ...this.cursor, ...this.placed(place) }), null];
+  };
+  hover = (place: Place | null): void => {
+    this.hovered = place;
+  };
+  aimAt = (aim: Partial<Aim>): void => {
+    this.aim = { ...this.aim, ...aim };
+  };
+  inspect = (source: Source): void => {
+    this.source = source;
+  };
+  turn = (name: string, to: string): void => {
+    this.tabs = { ...this.tabs, [name]: to };
+  };
 
   /** A head by its label as a path and an index. */
   private placed({ label, ...place }: Place): Partial<Cursor> {
@@ -180,7 +219,13 @@ export class Explorer implements Looking {
   /** What a permalink has of now. */
   get state(): State | null {
     if (!this.specs) return null;
-    const { cursor: { query, key }, level, chosen, aim, tabs } = this;
+    const {
+      cursor: { query, key },
+      level,
+      chosen,
+      aim,
+      tabs,
+    } = this;
     return { ...this.specs, level, show: chosen, head: this.head?.label ?? null, query, key, aim, tabs };
   }
 }

@@ -48,14 +48,17 @@ function unpacked(values: Float32Array, shape: readonly number[]): Float32Array 
   const packed = (n * (n + 1)) / 2;
   const found = new Float32Array((values.length / packed) * n * n).fill(NaN);
   for (let matrix = 0; matrix < values.length / packed; matrix++) {
-    for (let row = 0, at = matrix * packed; row < n; at += ++row) found.set(values.subarray(at, at + row + 1), (matrix * n + row) * n);
+    for (let row = 0, at = matrix * packed; row < n; at += ++row)
+      found.set(values.subarray(at, at + row + 1), (matrix * n + row) * n);
   }
   return found;
 }
 
 export function readFrame(content: ArrayBuffer): { told: Told; arrays: Record<string, Tensor> } {
   const length = Number(new DataView(content).getBigUint64(0, true));
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(content, 8, length))) as Header & { __metadata__: { glassformer: string } };
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(content, 8, length))) as Header & {
+    __metadata__: { glassformer: string };
+  };
   const told = JSON.parse(header.__metadata__.glassformer) as Told;
   const arrays: Record<string, Tensor> = {};
   for (const [name, sent] of Object.entries(told.arrays)) {

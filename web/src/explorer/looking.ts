@@ -84,7 +84,9 @@ const known = new WeakMap<ModelCard, Map<string, Head>>();
 /** The heads of a model by their names, from the bottom up. */
 export function headsOf(model: ModelCard): ReadonlyMap<string, Head> {
   if (!known.has(model)) {
-    const found = model.layers.flatMap((layer) => layer.mixers.flatMap((mixer) => mixer.heads.map((label, head) => ({ label, layer, mixer, head }))));
+    const found = model.layers.flatMap((layer) =>
+      layer.mixers.flatMap((mixer) => mixer.heads.map((label, head) => ({ label, layer, mixer, head }))),
+    );
     known.set(model, new Map(found.map((head) => [head.label, head])));
   }
   return known.get(model)!;
@@ -92,21 +94,41 @@ export function headsOf(model: ModelCard): ReadonlyMap<string, Head> {
 
 /** The head that a cursor is on; undefined in a model without any. */
 export const headAt = (model: ModelCard, { path, head }: Pick<Cursor, "path" | "head">): Head | undefined =>
-  headsOf(model).get(model.layers.flatMap((layer) => layer.mixers).find((mixer) => mixer.path === path)?.heads[head] ?? "");
+  headsOf(model).get(
+    model.layers.flatMap((layer) => layer.mixers).find((mixer) => mixer.path === path)?.heads[head] ?? "",
+  );
 
 /** What the queries and the keys of a head are: the tokens of a side. */
-export function textsOf(run: RunCard, { mixer, layer }: Head): { queries: readonly TokenCard[]; keys: readonly TokenCard[] } {
+export function textsOf(
+  run: RunCard,
+  { mixer, layer }: Head,
+): { queries: readonly TokenCard[]; keys: readonly TokenCard[] } {
   const queries = layer.stack === "encoder" ? run.source_tokens : run.tokens;
   return { queries, keys: mixer.crosses ? run.source_tokens : queries };
 }
 
 /** A question about what is shown: of A, of B, or of B less A. */
-export function ofShown<Name extends keyof Views>(looking: Looking, name: Name, where: Pick<Question, "head" | "index"> & { view?: Views[Name] } = {}): Question<Name> {
+export function ofShown<Name extends keyof Views>(
+  looking: Looking,
+  name: Name,
+  where: Pick<Question, "head" | "index"> & { view?: Views[Name] } = {},
+): Question<Name> {
   const minus = looking.show === "difference" && looking.b ? looking.a.id : undefined;
-  return { name, of: { run: looking.shown.id }, ...where, view: (minus ? { ...where.view, minus } : where.view) as Views[Name] };
+  return {
+    name,
+    of: { run: looking.shown.id },
+    ...where,
+    view: (minus ? { ...where.view, minus } : where.view) as Views[Name],
+  };
 }
 
 /** A question about weights alone. */
-export const ofWeights = <Name extends keyof Views>(looking: Looking, name: Name, where: Pick<Question, "head"> & { view?: Views[Name] } = {}): Question<Name> => ({
-  name, of: { model: looking.shown.spec.model }, ...where,
+export const ofWeights = <Name extends keyof Views>(
+  looking: Looking,
+  name: Name,
+  where: Pick<Question, "head"> & { view?: Views[Name] } = {},
+): Question<Name> => ({
+  name,
+  of: { model: looking.shown.spec.model },
+  ...where,
 });

@@ -9,7 +9,13 @@ const through = async (bytes: Uint8Array<ArrayBuffer>, by: GenericTransformStrea
 
 export async function written(state: State): Promise<string> {
   const bytes = await through(new TextEncoder().encode(JSON.stringify(state)), new CompressionStream("deflate-raw"));
-  return VERSION + btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+  return (
+    VERSION +
+    btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""))
+      .replaceAll("+", "-")
+      .replaceAll("/", "_")
+      .replace(/=+$/, "")
+  );
 }
 
 /** The state in a fragment; null where there is none that can be read. */
@@ -18,7 +24,10 @@ export async function read(fragment: string): Promise<State | null> {
   if (!text.startsWith(VERSION)) return null;
   try {
     const packed = atob(text.slice(VERSION.length).replaceAll("-", "+").replaceAll("_", "/"));
-    const bytes = await through(Uint8Array.from(packed, (character) => character.charCodeAt(0)), new DecompressionStream("deflate-raw"));
+    const bytes = await through(
+      Uint8Array.from(packed, (character) => character.charCodeAt(0)),
+      new DecompressionStream("deflate-raw"),
+    );
     return JSON.parse(new TextDecoder().decode(bytes)) as State;
   } catch {
     return null;

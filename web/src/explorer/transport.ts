@@ -1,7 +1,17 @@
 // How pictures reach numbers: over HTTP from the server of this page; from what a file carries, or through a notebook, alike.
 
 import type { Tensor } from "../tensor";
-import type { Fault, GenerateSpec, ModelCard, RunCard, RunSpec, SweepSpec, TokenCard, TokenizeSpec, Views } from "./api";
+import type {
+  Fault,
+  GenerateSpec,
+  ModelCard,
+  RunCard,
+  RunSpec,
+  SweepSpec,
+  TokenCard,
+  TokenizeSpec,
+  Views,
+} from "./api";
 import { readFrame, type Sent } from "./frame";
 
 /** A question: what it is asked of, and how its answer is wanted. */
@@ -35,7 +45,8 @@ export class Refusal extends Error {
 
 /** Whether something was asked for and then not wanted any more, which nobody is told. */
 export const isDropped = (error: unknown): boolean =>
-  (error instanceof DOMException && error.name === "AbortError") || (error instanceof Refusal && error.fault.code === "Superseded");
+  (error instanceof DOMException && error.name === "AbortError") ||
+  (error instanceof Refusal && error.fault.code === "Superseded");
 
 export interface Transport {
   models(): Promise<readonly ModelCard[]>;
@@ -59,20 +70,38 @@ export class HttpTransport implements Transport {
 
   models = async () => (await this.fetched("/models")).json() as Promise<readonly ModelCard[]>;
   load = async (model: string) => (await this.posted("/models/load", { model })).json() as Promise<ModelCard>;
-  tokenize = async (spec: TokenizeSpec, signal?: AbortSignal) => (await this.posted("/tokenize", spec, { signal })).json() as Promise<readonly TokenCard[]>;
-  run = async (spec: RunSpec, signal?: AbortSignal) => (await this.posted("/runs", spec, { signal })).json() as Promise<RunCard>;
+  tokenize = async (spec: TokenizeSpec, signal?: AbortSignal) =>
+    (await this.posted("/tokenize", spec, { signal })).json() as Promise<readonly TokenCard[]>;
+  run = async (spec: RunSpec, signal?: AbortSignal) =>
+    (await this.posted("/runs", spec, { signal })).json() as Promise<RunCard>;
 
-  async ask({ name, of, head, index, view }: Question, { lane, signal }: { lane?: string; signal?: AbortSignal } = {}): Promise<Answer> {
-    const path = ["run" in of ? `/runs/${of.run}` : `/models/${encodeURIComponent(of.model)}`, name, head, index].filter((part) => part !== undefined);
-    const said = Object.entries({ ...view, form: "frame" }).filter(([, value]) => value !== null && value !== undefined).map(([key, value]) => [key, String(value)]);
+  async ask(
+    { name, of, head, index, view }: Question,
+    { lane, signal }: { lane?: string; signal?: AbortSignal } = {},
+  ): Promise<Answer> {
+    const path = [
+      "run" in of ? `/runs/${of.run}` : `/models/${encodeURIComponent(of.model)}`,
+      name,
+      head,
+      index,
+    ].filter((part) => part !== undefined);
+    const said = Object.entries({ ...view, form: "frame" })
+      .filter(([, value]) => value !== null && value !== undefined)
+      .map(([key, value]) => [key, String(value)]);
     const found = await this.fetched(`${path.join("/")}?${new URLSearchParams(said)}`, { signal, lane });
     const { told, arrays } = readFrame(await found.arrayBuffer());
     return { question: told.question, facts: told.facts, python: told.python, sent: told.arrays, arrays };
   }
 
-  async *steps<Step>(kind: "sweeps" | "generate", spec: SweepSpec | GenerateSpec, signal?: AbortSignal): AsyncGenerator<Step> {
+  async *steps<Step>(
+    kind: "sweeps" | "generate",
+    spec: SweepSpec | GenerateSpec,
+    signal?: AbortSignal,
+  ): AsyncGenerator<Step> {
     const own = new AbortController();
-    const found = await this.posted(`/${kind}`, spec, { signal: signal ? AbortSignal.any([signal, own.signal]) : own.signal });
+    const found = await this.posted(`/${kind}`, spec, {
+      signal: signal ? AbortSignal.any([signal, own.signal]) : own.signal,
+    });
     const reader = found.body!.pipeThrough(new TextDecoderStream()).getReader();
     try {
       for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
@@ -89,14 +118,26 @@ export class HttpTransport implements Transport {
     }
   }
 
-  file = (run: string, sites: readonly string[], form: string): string => `${ROOT}/runs/${run}/export?${new URLSearchParams({ form, sites: sites.join(",") })}`;
+  file = (run: string, sites: readonly string[], form: string): string =>
+    `${ROOT}/runs/${run}/export?${new URLSearchParams({ form, sites: sites.join(",") })}`;
 
   private posted(path: string, body: unknown, options: { signal?: AbortSignal } = {}): Promise<Response> {
-    return this.fetched(path, { ...options, method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } });
+    return this.fetched(path, {
+      ...options,
+      method: "POST",
+      body: JSON.stringify(body),
+      headers: { "content-type": "application/json" },
+    });
   }
 
-  private async fetched(path: string, { lane, headers, ...options }: RequestInit & { lane?: string; headers?: Record<string, string> } = {}): Promise<Response> {
-    const found = await fetch(ROOT + path, { ...options, headers: lane ? { ...headers, "glassformer-lane": `${this.page}/${lane}` } : headers });
+  private async fetched(
+    path: string,
+    { lane, headers, ...options }: RequestInit & { lane?: string; headers?: Record<string, string> } = {},
+  ): Promise<Response> {
+    const found = await fetch(ROOT + path, {
+      ...options,
+      headers: lane ? { ...headers, "glassformer-lane": `${this.page}/${lane}` } : headers,
+    });
     if (found.ok) return found;
     const told = (await found.json().catch(() => null)) as { fault: Fault } | null;
     throw new Refusal(told?.fault ?? { code: "Unexpected", message: `HTTP ${found.status}`, hint: "" });
