@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 import glassformer as gf
 from glassformer.analysis import Run
 from glassformer.cli import main
-from glassformer.models import Sampling, generate
+from glassformer.models import Sampling, generate, stream
 from glassformer.serve import Limits
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Superseded, Worker
@@ -188,30 +188,37 @@ def test_a_patch_of_another_length_is_refused_before_anything_is_sent(served: Se
     assert told[-1]["fault"]["code"] == "ShapeMismatch"
 
 
-def test_a_text_comes_token_by_token_with_what_each_filter_left(served: Served) -> None:
-    card = served.run("attn-only-2l", "def f(x):")
+def test_a_text_comes_token_by_token_with_what_each_stage_left(served: Served) -> None:
+    card = served.run("attn-only-2l", "def f(x):\n    return")
     ids = [token["id"] for token in card["tokens"]]
-    spec = {"run": card["id"], "max_new_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 3}
-    first, *steps = lines(served.post("generate", json=spec))
-    sampling = Sampling(0.8, 20, 0.9, seed=3)
-    whole = generate(served.models["attn-only-2l"], [ids], sampling, max_new_tokens=4)
-    assert [step["token"]["id"] for step in steps] == list(whole.tokens[0])
-    assert served.copied(first["python"])["found"].tokens == whole.tokens
-    names = [stage["name"] for stage in steps[0]["stages"]]
-    assert names == ["logits", "temperature", "top_k", "top_p"]
-    assert [stage["kept"] for stage in steps[0]["stages"]][2] == 20
-    assert steps[0]["stages"][3]["kept"] <= 20
+    spec = {"run": card["id"], "position": 5, "max_new_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    first, *steps = lines(served.post("generate", json=spec | {"seed": 3, "shown": 30}))
+    sampling, model = Sampling(0.8, 20, 0.9, seed=3), served.models["attn-only-2l"]
+    whole = [*stream(model, [ids[:6]], sampling, max_new_tokens=4)]
+    assert [step["token"]["id"] for step in steps] == [step.tokens[0] for step in whole]
+    assert tuple(step["token"]["id"] for step in steps) == served.copied(first["python"])["found"].tokens[0]
+    for step, theirs in zip(steps, whole):
+        assert theirs.draw is not None
+        shown = [candidate["id"] for candidate in step["candidates"]]
+        assert step["token"]["id"] in shown and shown[:30] == theirs.draw.stages[0].logits[0].topk(30).indices.tolist()
+        assert [stage["name"] for stage in step["stages"]] == ["logits", "temperature", "top_k", "top_p"]
+        for stage, its in zip(step["stages"], theirs.draw.stages):
+            assert stage["kept"] == int(its.kept) == len([x for x in its.probabilities[0] if x > 0])
+            assert stage["probabilities"] == pytest.approx(its.probabilities[0, shown].tolist())
+            assert [x is None for x in stage["logits"]] == [p == 0 for p in stage["probabilities"]]
 
 
 def test_what_is_written_is_written_under_the_changes_of_the_run(served: Served) -> None:
     change = {"edit": "add", "site": "blocks.1.resid_post", "value": [3.0] + [0.0] * 15}
     card = served.run("tiny", IDS, changes=[change])
     first, *steps = lines(served.post("generate", json={"run": card["id"], "max_new_tokens": 3, "temperature": 0}))
-    assert served.copied(first["python"])["found"].tokens[0] == tuple(step["token"]["id"] for step in steps)
     model, value = served.models["tiny"], torch.tensor([3.0] + [0.0] * 15)
     edit = gf.Add("blocks.1.resid_post", value)
     whole = generate(model, [IDS], Sampling(0.0), max_new_tokens=3, edit=edit)
     assert [step["token"]["id"] for step in steps] == list(whole.tokens[0])
+    assert served.copied(first["python"])["found"].tokens == whole.tokens
+    beyond = served.post("generate", json={"run": card["id"], "position": 99})
+    assert beyond.status_code == 400 and "the text has 6 tokens" in beyond.json()["fault"]["message"]
 
 
 # ------------------------------------------------------------------------------------------------------- files

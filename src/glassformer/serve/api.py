@@ -363,6 +363,17 @@ class Thumbs(View):
 
 
 @dataclass(frozen=True)
+class Rows(View):
+    """What every head looks at from one position.
+
+    Args:
+        position: Which; negative ones count from the end.
+    """
+
+    position: int = -1
+
+
+@dataclass(frozen=True)
 class Aim(View):
     """A logit that is asked about.
 
@@ -514,6 +525,7 @@ class GenerateSpec(Config):
 
     Args:
         run: Id of the run whose text, and whose changes, it goes on from.
+        position: Behind which token of the text; negative ones count from its end.
         max_new_tokens: How many tokens at most.
         temperature: As in `Sampling`, and so the next five.
         top_k: None for all.
@@ -521,10 +533,11 @@ class GenerateSpec(Config):
         min_p: None for none.
         repetition_penalty: 1 for none.
         seed: Of the draws.
-        shown: How many candidates are shown of each step.
+        shown: How many of the likeliest candidates are shown of each step.
     """
 
     run: str
+    position: int = -1
     max_new_tokens: Count = 32
     temperature: float = 1.0
     top_k: int | None = None

@@ -7,7 +7,7 @@ frame, whole or less the answer of another run. What a mechanism does not define
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,13 +16,14 @@ import torch
 from glassformer import analysis
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads import roles
+from glassformer.analysis.places import text_positions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.files import json_text
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics.precision import wide
 from glassformer.serve import api
 from glassformer.serve.frames import encoded, frame, reduced
-from glassformer.serve.looking import STAGES, Looking
+from glassformer.serve.looking import STAGES, Looking, Stage
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
 from glassformer.words import Sentence, sentence
 
@@ -182,18 +183,43 @@ def pattern(run: ServedRun, head: str, view: api.PatternView) -> Answer:
 
 def thumbs(run: ServedRun, view: api.Thumbs) -> Answer:
     first, last = view.layers or (0, len(run.model.output_stack.blocks))
-    arrays, left_out, code, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
     paths = {head.path: head.layer for head in roles.heads(run.model)}
-    for path in [path for path, layer in paths.items() if first <= layer <= last]:
+    wanted = [path for path, layer in paths.items() if first <= layer <= last]
+    arrays, left_out, python = _by_layer(run, wanted, view.stage, lambda whole: _smaller(whole, view.size))
+    return Answer("thumbs", arrays, {"stage": view.stage, "left_out": left_out}, python)
+
+
+def rows(run: ServedRun, view: api.Rows) -> Answer:
+    (position,) = text_positions([view.position], len(run.kept.inputs.output.rows[0]))
+    # an encoder reads another text
+    wanted = dict.fromkeys(head.path for head in roles.heads(run.model) if head.path.startswith(run.model.prefix))
+    arrays, left_out, python = _by_layer(
+        run, wanted, "weights", lambda one: one.select(query=0), f".select(query={position})",
+        query=slice(position, position + 1),
+    )  # fmt: skip
+    return Answer("rows", arrays, {"position": position, "left_out": left_out}, python)
+
+
+def _by_layer(
+    run: ServedRun,
+    paths: Iterable[str],
+    stage: Stage,
+    made: Callable[[Labelled], Labelled],
+    code: str = "",
+    **part: slice,
+) -> tuple[dict[str, Labelled], dict[str, str], str]:
+    """Return what is made of a stage of each layer, why some are left out, and the Python that gives it."""
+    arrays, left_out, codes, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
+    for path in paths:
         looking = Looking(run, path)
         try:
-            arrays[path] = _smaller(looking.stage(view.stage), view.size)
+            arrays[path] = made(looking.stage(stage, **part))
         except AnalysisUnavailable as error:
             left_out[path] = str(error)
             continue
-        reads += looking.sites(view.stage)
-        code[path] = looking.code(view.stage)
-    return Answer("thumbs", arrays, {"stage": view.stage, "left_out": left_out}, _found(run, reads, code))
+        reads += looking.sites(stage)
+        codes[path] = looking.code(stage) + code
+    return arrays, left_out, _found(run, reads, codes)
 
 
 def _smaller(value: Labelled, size: int) -> Labelled:
@@ -323,6 +349,7 @@ def scores(served: ServedModel, view: api.ScoresView) -> Answer:
 QUESTIONS: dict[str, Question] = {
     "thumbs": Question("run", api.Thumbs, sentence("Small pictures of what every head looks at"), thumbs),
     "pattern": Question("head", api.PatternView, sentence("What one head looks at, stage by stage"), pattern),
+    "rows": Question("run", api.Rows, sentence("What every head looks at from one position"), rows),
     "row": Question("row", api.View, sentence("All stages of a head at one query"), row),
     "column": Question("row", api.View, sentence("All stages of a head at one key"), column),
     "vectors": Question("row", api.View, sentence("Query, keys, values and output of a head at one position"), vectors),

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from glassformer.analysis.heads import roles
+from glassformer.analysis.places import text_positions
 from glassformer.analysis.sweep import Metric, logit, logit_difference, sweep
 from glassformer.errors import ConfigError
-from glassformer.models import Sampling, stream
+from glassformer.models import Model, Sampling, stream
 from glassformer.models.readable import readable_outputs
-from glassformer.models.sampling import SamplingStage
+from glassformer.models.sampling import Draw
 from glassformer.serve.api import GenerateSpec, SweepSpec
 from glassformer.serve.runs import Limits, ServedRun
 from glassformer.trace import At, Edit, Scale, Set
@@ -85,10 +86,7 @@ def _changed(spec: SweepSpec, cell: tuple[str, str, int | None], lent: Any) -> E
 def _code(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, answer: int) -> str:
     """Return the Python that makes the whole sweep at once: `found.values` is over rows and columns."""
     measure = f"logit({answer}" if spec.against is None else f"logit_difference({answer}, {spec.against}"
-    lines = run.code.lines("run", ())
-    lines.insert(
-        next(i for i, line in enumerate(lines) if not line), "from glassformer.analysis import sweep as engine"
-    )
+    lines = _with_import("from glassformer.analysis import sweep as engine", run.code.lines("run", ()))
     if donor is not None and spec.sweep != "ablate_heads":
         reads = "'*blocks.*.resid_pre'" if spec.sweep == "patch_positions" else "'*.z'"
         lines += donor.code.run("donor", [reads])
@@ -111,8 +109,7 @@ def _code(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, answer: int)
 
 
 def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Yield the code that does the same, then, for each new token, the likeliest candidates before and after every
-    filter, and the one that was drawn.
+    """Yield what a text goes on from, then each new token: how it was drawn, stage by stage from logits on.
 
     Raises:
         ConfigError, TextError, ShapeMismatch, AnalysisUnavailable: As `stream`.
@@ -120,49 +117,62 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
     limits.require("new_tokens", spec.max_new_tokens, "new tokens")
     sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
     model, inputs = run.model, run.kept.inputs
+    row = inputs.output.rows[0]
+    (position,) = text_positions([spec.position], len(row))
     source = None if inputs.source is None else [inputs.source.rows[0]]
     steps = stream(
-        model, [inputs.output.rows[0]], sampling, max_new_tokens=spec.max_new_tokens, source=source, edit=run.edits
+        model, [row[: position + 1]], sampling, max_new_tokens=spec.max_new_tokens, source=source, edit=run.edits
     )
-    yield {"seed": spec.seed, "python": _writing(run, spec)}
+    yield {"position": position, "seed": spec.seed, "python": _writing(run, spec, sampling, position)}
     for step in steps:
-        assert step.draw is not None and step.tokens[0] is not None, "one row, which goes on while there are steps"
-        chosen = step.tokens[0]
-        names = readable_outputs(model, torch.tensor([[chosen]]))[0]
-        uniform = None if step.draw.uniform is None else float(step.draw.uniform[0])
-        yield {
-            "token": {"id": chosen, "text": names[0], "log_prob": step.log_probs[0]},
-            "uniform": uniform,
-            "stages": [_stage(run, stage, spec.shown) for stage in step.draw.stages],
-            "notes": [str(note) for note in step.notes],
-        }  # fmt: skip
+        assert step.draw is not None and step.log_probs[0] is not None, "one row, which goes on while there are steps"
+        yield _drawn(model, step.draw, step.log_probs[0], spec.shown) | {"notes": [str(note) for note in step.notes]}
 
 
-def _writing(run: ServedRun, spec: GenerateSpec) -> str:
-    """Return the Python that draws the same tokens: `found.tokens[0]`."""
-    options = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    said = ", ".join(f"{name}={getattr(spec, name)!r}" for name in options)
-    inputs, edits = run.kept.inputs, run.code.edits("run")
-    given = f"[{inputs.output.rows[0]}], Sampling({said}), max_new_tokens={spec.max_new_tokens}"
-    given += "" if inputs.source is None else f", source=[{inputs.source.rows[0]}]"
-    given += f", edit=[{edits}]" if edits else ""
-    return "\n".join(
-        ["from glassformer.models import Sampling", *run.code.lines("run", ()), f"found = gf.generate(model, {given})"]
-    )
-
-
-def _stage(run: ServedRun, stage: SamplingStage, shown: int) -> dict[str, Any]:
-    """Return one step on the way from logits to a token."""
-    probabilities = stage.probabilities[0]
-    best = probabilities.topk(min(shown, len(probabilities)))
-    ids = best.indices
-    logits = stage.logits[0, ids]
-    rows: Sequence[Any] = zip(
-        ids.tolist(), readable_outputs(run.model, ids[None])[0], best.values.tolist(), logits.double().tolist()
-    )  # type: ignore[assignment]
+def _drawn(model: Model, draw: Draw, log_prob: float, shown: int) -> dict[str, Any]:
+    """Return the token that was drawn, and what each stage left of the likeliest candidates; None where it has none."""
+    chosen = int(draw.tokens[0])
+    # a penalty may bring up others than the model's own
+    best = [
+        stage.logits[0].double().topk(min(shown, stage.logits.shape[-1])) for stage in (draw.stages[0], draw.stages[-1])
+    ]
+    there = [int(id) for one in best for id, logit in zip(one.indices, one.values) if logit.isfinite()]
+    ids = torch.tensor(list(dict.fromkeys([*there, chosen])))
+    names = readable_outputs(model, ids[None])[0]
+    stages = [
+        {
+            "name": stage.name,
+            "setting": stage.setting,
+            "kept": int(stage.kept[0]),
+            "logits": stage.logits[0, ids].double().tolist(),
+            "probabilities": stage.probabilities[0, ids].tolist(),
+        }
+        for stage in draw.stages
+    ]
     return {
-        "name": stage.name,
-        "setting": stage.setting,
-        "kept": int(stage.kept[0]),
-        "candidates": [{"id": i, "text": t, "probability": p, "logit": x} for i, t, p, x in rows],
+        "token": {"id": chosen, "text": names[ids.tolist().index(chosen)], "log_prob": log_prob},
+        "uniform": None if draw.uniform is None else float(draw.uniform[0]),
+        "candidates": [{"id": id, "text": text} for id, text in zip(ids.tolist(), names)],
+        "stages": stages,
     }
+
+
+def _writing(run: ServedRun, spec: GenerateSpec, sampling: Sampling, position: int) -> str:
+    """Return the Python that goes on likewise: `found.tokens` are the new tokens."""
+    inputs = run.kept.inputs
+    said = "".join(
+        f", {name}={value!r}" for name, value in sampling.to_dict().items() if value != getattr(Sampling(), name)
+    )
+    given = f"[run.ids[0, : {position + 1}].tolist()]"
+    source = "" if inputs.source is None else ", source=run.source_ids"
+    edits = run.code.edits("run")
+    edit = f", edit=[{edits}]" if edits else ""
+    lines = _with_import("from glassformer.models import Sampling", run.code.lines("run", ()))
+    options = f"max_new_tokens={spec.max_new_tokens}{source}{edit}"
+    return "\n".join([*lines, f"found = gf.generate(model, {given}, Sampling({said[2:]}), {options})"])
+
+
+def _with_import(line: str, lines: Sequence[str]) -> list[str]:
+    """Return lines of code with one more import at the end of those there are."""
+    blank = next(i for i, one in enumerate(lines) if not one)
+    return [*lines[:blank], line, *lines[blank:]]

@@ -102,6 +102,8 @@ export interface SweepSpec {
 export interface GenerateSpec {
   /** Id of the run whose text, and whose changes, it goes on from. */
   run: string;
+  /** Behind which token of the text; negative ones count from its end. */
+  position?: number;
   /** How many tokens at most. */
   max_new_tokens?: number;
   /** As in `Sampling`, and so the next five. */
@@ -116,7 +118,7 @@ export interface GenerateSpec {
   repetition_penalty?: number;
   /** Of the draws. */
   seed?: number;
-  /** How many candidates are shown of each step. */
+  /** How many of the likeliest candidates are shown of each step. */
   shown?: number;
 }
 
@@ -284,6 +286,20 @@ export interface PatternView {
   size?: number | null;
 }
 
+/** What every head looks at from one position. */
+export interface Rows {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Which; negative ones count from the end. */
+  position?: number;
+}
+
 /** How an answer is sent; every question takes these. */
 export interface View {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -434,6 +450,7 @@ export interface ScoresView {
 export interface Views {
   "thumbs": Thumbs;
   "pattern": PatternView;
+  "rows": Rows;
   "row": View;
   "column": View;
   "vectors": View;
