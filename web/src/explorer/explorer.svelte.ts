@@ -103,14 +103,12 @@ export class Explorer implements Looking {
   /** Make runs, and remember them; what was undone is forgotten. */
   async make(specs: Specs): Promise<void> {
     if (same(specs, this.specs) && this.runs) return;
-    if (await this.ran(specs)) {
-      this.past = [...this.past.slice(0, this.now + 1), specs];
-      this.now = this.past.length - 1;
-    }
+    const past = [...this.past.slice(0, this.now + 1), specs];
+    await this.ran(past, past.length - 1);
   }
 
   async goTo(index: number): Promise<void> {
-    if (index >= 0 && index < this.past.length && (await this.ran(this.past[index]))) this.now = index;
+    if (index >= 0 && index < this.past.length) await this.ran(this.past, index);
   }
 
   undo = () => this.goTo(this.now - 1);
@@ -127,8 +125,9 @@ export class Explorer implements Looking {
     }
   };
 
-  /** Ask for runs; of two askings at once the later counts. */
-  private async ran({ a, b }: Specs): Promise<boolean> {
+  /** Ask for the runs of a place in the past; of two askings at once the later counts. */
+  private async ran(past: readonly Specs[], now: number): Promise<void> {
+    const { a, b } = past[now];
     this.running.abort();
     const { signal } = (this.running = new AbortController());
     [this.isRunning, this.fault] = [true, null];
@@ -139,15 +138,13 @@ export class Explorer implements Looking {
       const runs = { a: await this.api.run(a, signal), b: null as RunCard | null };
       if (b)
         runs.b = await this.api.run({ ...b, changes: b.changes?.map((change) => lent(change, runs.a.id)) }, signal);
-      if (signal.aborted) return false;
-      this.runs = runs;
+      if (signal.aborted) return;
+      [this.runs, this.past, this.now] = [runs, past, now];
       this.took = performance.now() - started;
       this.isRunning = false;
       this.settle(before);
-      return true;
     } catch (error) {
       if (!isDropped(error) && !signal.aborted) [this.fault, this.isRunning] = [faultOf(error), false];
-      return false;
     }
   }
 
