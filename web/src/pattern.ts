@@ -1,7 +1,8 @@
-// Attention patterns: decoding, and drawing into a canvas.
+// Attention patterns: decoding, and drawing.
 
-import { colour, type Scale } from "./colours";
+import type { Scale } from "./colours";
 import type { Cell } from "./drawing/cursor";
+import { drawPixels } from "./drawing/pixels";
 import { signed as withSign } from "./numbers";
 import { spoken } from "./words";
 
@@ -106,41 +107,12 @@ export class Pattern implements Cells {
     return [q, best - (q * (q + 1)) / 2];
   }
 
-  /** The entry of largest size in a square of cells. */
-  private strongest(q0: number, k0: number, size: number): number | null {
-    if (size === 1) return this.at(q0, k0);
-    let found: number | null = null;
-    for (let q = q0; q < Math.min(q0 + size, this.rows); q++) {
-      for (let k = k0; k < Math.min(k0 + size, this.columns); k++) {
-        const weight = this.at(q, k);
-        if (weight !== null && (found === null || Math.abs(weight) > Math.abs(found))) found = weight;
-      }
-    }
-    return found;
-  }
-
   told(weight: number | null): string {
     return weight === null ? spoken("masked") : this.scale.isSigned ? withSign(weight, 3) : weight.toFixed(3);
   }
 
   draw(canvas: HTMLCanvasElement, size: number): void {
-    const [height, width] = [Math.ceil(this.rows / size), Math.ceil(this.columns / size)];
-    Object.assign(canvas, { width, height });
-    const context = canvas.getContext("2d")!;
-    const image = context.createImageData(width, height);
-    for (let y = 0; y < height; y++) {
-      for (let x = 0; x < width; x++) {
-        const weight = this.strongest(y * size, x * size, size);
-        if (weight === null) continue;
-        const [red, green, blue] = colour(weight, this.scale);
-        const at = 4 * (y * width + x);
-        image.data[at] = red;
-        image.data[at + 1] = green;
-        image.data[at + 2] = blue;
-        image.data[at + 3] = 255;
-      }
-    }
-    context.putImageData(image, 0, 0);
+    drawPixels(canvas, [this.rows, this.columns], (q, k) => this.at(q, k), this.scale, size);
   }
 }
 

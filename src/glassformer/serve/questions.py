@@ -60,7 +60,8 @@ class Answer:
                     "Give texts of as many tokens, or look at each."
                 )
             arrays[name] = dataclasses.replace(value, values=wide(value.values) - wide(theirs.values))
-        return dataclasses.replace(self, arrays=arrays, facts={**self.facts, "minus": dict(other.facts)})
+        facts = {**self.facts, "minus": dict(other.facts)}
+        return dataclasses.replace(self, arrays=arrays, facts=facts, python=_difference(self, other, list(arrays)))
 
     def sent(self, view: api.View, limits: Limits) -> tuple[bytes, str]:
         """Return the bytes of the answer, and their media type."""
@@ -79,6 +80,18 @@ class Answer:
             sent[name] = encoded(values, encoding, "tril" if square else "full")
             labels[name] = {"axes": axes, "coords": {axis: list(of) for axis, of in value.coords.items()}}
         return frame(sent, facts | {"arrays": labels}), "application/vnd.safetensors"
+
+
+def _difference(one: Answer, other: Answer, names: Sequence[str]) -> str:
+    """Return the code of what one answer has beyond another: `found` is a dict whatever theirs were."""
+    lines = [
+        "pairs = {",
+        "    name: [one[name] if isinstance(one, dict) else getattr(one, name) for one in (found, theirs)]",
+        f"    for name in {list(names)}",
+        "}",
+        "found = {name: gf.Labelled(one.values - other.values, one.axes) for name, (one, other) in pairs.items()}",
+    ]
+    return "\n".join([other.python, "theirs = found", "", one.python, *lines])
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,11 @@ def test_two_runs_are_subtracted(served: Served) -> None:
         )
         view = {"answer": 5} if address in ("lens", "attribution") else {}
         found = served.arrays(f"runs/{one}/{address}", minus=other, **view)
-        assert found
+        copied = served.copied(served.ask(f"runs/{one}/{address}", minus=other, **view)["python"])["found"]
+        assert found and found.keys() == copied.keys()
         for name, value in found.items():
             agree(value, whole[name] - less[name])
+            agree(value, values_of(copied, name))
     shorter = served.run("attn-only-2l", "def f")["id"]
     assert served.get(f"runs/{one}/lens", params={"minus": shorter}).status_code == 400
 

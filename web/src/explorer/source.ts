@@ -4,10 +4,11 @@ import type { Source } from "./looking";
 import type { Answer } from "./transport";
 
 /** A number with every digit that float32 has. */
-export const exact = (value: number): string =>
-  String(Number(value.toPrecision(8)))
-    .replace("-", "−")
-    .replace("e−", "e-");
+export function exact(value: number): string {
+  const digits = Number(value.toPrecision(8));
+  const text = digits !== 0 && Math.abs(digits) < 1e-4 ? digits.toExponential() : String(digits);
+  return text.replaceAll("-", "−");
+}
 
 /** The source of one entry of an array of an answer. */
 export function sourceOf(

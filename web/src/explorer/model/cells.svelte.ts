@@ -1,5 +1,7 @@
 // What the cells of the map of heads may show: a picture of what a head looks at, or a number of it.
 
+import { untrack } from "svelte";
+
 import type { Scale } from "../../colours";
 import { spoken } from "../../words";
 import type { Fault } from "../api";
@@ -21,6 +23,13 @@ export interface Scores {
 }
 
 const ROLES = ["previous_token", "induction", "duplicate_token", "first_token", "current_token"];
+
+interface Swept {
+  runs: readonly string[];
+  answer: number | null;
+  against: number | null;
+  position: number;
+}
 
 interface Step {
   i?: number;
@@ -52,11 +61,19 @@ export class Cells {
       const size = headsOf(explorer.model).size > 400 ? 48 : 96;
       return ofShown(explorer, "thumbs", { view: { size, encoding: isSigned ? "signed8" : "sqrt8" } });
     });
+    // many passes: only once it is asked for by name
+    const wanted = $derived((this.isFinder ? explorer.tabs.sort : this.chosen) === "ablation");
+    const sweeps = $derived(
+      JSON.stringify({
+        ...aimed(),
+        runs: explorer.show === "difference" ? [explorer.shown.id, explorer.a.id] : [explorer.shown.id],
+      }),
+    );
     $effect(() => {
-      if (!shows("ablation")) return;
+      if (!wanted) return;
+      const { runs, ...aim } = JSON.parse(sweeps) as Swept;
       const leaving = new AbortController();
-      const { show, shown, a } = explorer;
-      void this.ablate(show === "difference" ? [shown.id, a.id] : [shown.id], aimed(), leaving);
+      untrack(() => void this.ablate(runs, aim, leaving));
       return () => leaving.abort();
     });
   }
@@ -77,11 +94,7 @@ export class Cells {
       : cursor.query;
   }
 
-  private async ablate(
-    runs: readonly string[],
-    aim: { answer: number | null; against: number | null; position: number },
-    leaving: AbortController,
-  ): Promise<void> {
+  private async ablate(runs: readonly string[], aim: Omit<Swept, "runs">, leaving: AbortController): Promise<void> {
     this.ablated = new Map();
     this.ablation = { fault: null, isWaiting: true };
     try {
