@@ -1,5 +1,7 @@
 """A server in this process, on models of this process, and what its answers are compared with."""
 
+import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,3 +77,35 @@ def agree(sent: Tensor, computed: Tensor) -> None:
     hidden = computed[~there]
     assert bool(((hidden == 0) | ~hidden.isfinite()).all())
     torch.testing.assert_close(sent[there], computed[there], rtol=2e-5, atol=2e-6)
+
+
+class Listening:
+    """A server of these models on a port of this machine, in a thread of this process, for browsers.
+
+    Args:
+        models: By name.
+    """
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        import uvicorn
+
+        self.asked = Served(models)
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(self.asked.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where its page is."""
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+    def __enter__(self) -> "Listening":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.socket.close()
