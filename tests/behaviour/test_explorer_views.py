@@ -154,16 +154,18 @@ def test_a_sweep_fills_in_with_what_ablations_give_and_a_cell_becomes_a_change(
 
 @pytest.mark.full
 def test_escape_ends_a_sweep_and_what_came_stays(explorer: Opener) -> None:
-    shown = explorer(TEXT + "\n" + TEXT * 12)
+    # long enough that it is not over before the key is pressed
+    shown = explorer(TEXT * 40)
     at_level(shown, 1, "Sweeps")
     shown.get_by_role("button", name="Start").press("Enter")
     shown.locator("canvas.map").wait_for()
     shown.keyboard.press("Escape")
-    status = shown.locator(".sweep [role=status]")
     expect(shown.get_by_role("button", name="Start")).to_be_visible()
+    status = shown.locator(".sweep [role=status]")
     told = status.inner_text()
-    shown.wait_for_timeout(300)
-    assert status.inner_text() == told and "of 32 changes" in told
+    assert int(told.split()[0]) < 32
+    shown.wait_for_timeout(500)
+    assert status.inner_text() == told
 
 
 @pytest.mark.full
