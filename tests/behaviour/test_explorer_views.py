@@ -33,7 +33,7 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
     """Return a function that opens the page with a text; it may not have complained, nor asked another host."""
     contexts, complaints, elsewhere = list[Any](), list[str](), list[str]()
 
-    def opened(text: str = TEXT, model: str = "gpt-4l", *, scheme: Any = "light", width: int = 1440) -> Page:
+    def opened(text: str | None = TEXT, model: str = "gpt-4l", *, scheme: Any = "light", width: int = 1440) -> Page:
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         shown = context.new_page()
@@ -42,6 +42,8 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
         shown.goto(f"{listening.address}/?token={TOKEN}")
         if model != "gpt-4l":
             shown.locator("header select").first.select_option(model)
+        if text is None:
+            return shown
         shown.locator("textarea").first.fill(text)
         shown.keyboard.press("Control+Enter")
         shown.locator("#view .levels").wait_for()
@@ -210,3 +212,14 @@ def test_composition_answers_to_the_keyboard_and_to_the_threshold(explorer: Open
     shown.keyboard.press("Enter")
     expect(shown.locator("svg .node[aria-pressed=true]")).to_have_attribute("data-head", "L2H6")
     expect(shown.locator(".inspector")).to_contain_text("L2H6")
+
+
+@pytest.mark.full
+def test_composition_needs_no_text(explorer: Opener) -> None:
+    shown = explorer(None)
+    shown.locator(".welcome summary").press("Enter")
+    node = shown.locator("svg .node[data-head=L2H4]")
+    node.wait_for()
+    node.press("Enter")
+    expect(node).to_have_attribute("aria-pressed", "true")
+    expect(shown.locator("table.bars caption")).to_have_text("Pairs with L2H4")
