@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -80,32 +80,30 @@ def agree(sent: Tensor, computed: Tensor) -> None:
 
 
 class Listening:
-    """A server of these models on a port of this machine, in a thread of this process, for browsers.
+    """A server on a port of this machine, in a thread of this process, for browsers.
 
     Args:
-        models: By name.
+        models: What loads each, by name.
     """
 
-    def __init__(self, models: Mapping[str, Any]) -> None:
+    def __init__(self, models: Mapping[str, Callable[[], Any]]) -> None:
         import uvicorn
 
-        self.asked = Served(models)
+        self.store = Store(models)
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(self.asked.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        self.socket.listen(32)
+        self.root = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(application(self.store, TOKEN), log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Where its page is."""
-        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-
-    def __enter__(self) -> "Listening":
         self.thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def model(self, name: str) -> Any:
+        """Return a model that it has."""
+        return self.store.model(name).model
+
+    def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(5)
         self.socket.close()

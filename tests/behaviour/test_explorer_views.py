@@ -24,8 +24,11 @@ Opener = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def listening() -> Iterator[Listening]:
-    with Listening({name: gf.load(name) for name in ("gpt-4l", "attn-only-2l")}) as server:
-        yield server
+    server = Listening({name: lambda name=name: gf.load(name) for name in ("gpt-4l", "attn-only-2l")})
+    # the one that the page opens with is in memory, as it is of a server that was started
+    _ = server.model("gpt-4l")
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -38,8 +41,8 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
         contexts.append(context)
         shown = context.new_page()
         shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("request", lambda one: None if one.url.startswith(listening.address) else elsewhere.append(one.url))
-        shown.goto(f"{listening.address}/?token={TOKEN}")
+        shown.on("request", lambda one: None if one.url.startswith(listening.root) else elsewhere.append(one.url))
+        shown.goto(f"{listening.root}/?token={TOKEN}")
         if model != "gpt-4l":
             shown.locator("header select").first.select_option(model)
         if text is None:
@@ -78,7 +81,7 @@ def test_a_position_shows_the_librarys_numbers(explorer: Opener, listening: List
     at_level(shown, 3)
     shown.locator("table.waterfall").wait_for()
     shown.locator(".position details summary").first.click()
-    run = gf.run(listening.asked.models["gpt-4l"], TEXT, read=[direct_logit_attribution, lens_grid])
+    run = gf.run(listening.model("gpt-4l"), TEXT, read=[direct_logit_attribution, lens_grid])
     found = direct_logit_attribution(run)
     theirs = dict(zip(found.contributions.labels("component"), found.contributions.values.tolist()))
     rows = cells(shown, ".position details table.bars")
@@ -133,7 +136,7 @@ def test_every_view_is_accessible(explorer: Opener, scheme: str, width: int) -> 
 def test_a_sweep_fills_in_with_what_ablations_give_and_a_cell_becomes_a_change(
     explorer: Opener, listening: Listening
 ) -> None:
-    shown, model = explorer(), listening.asked.models["gpt-4l"]
+    shown, model = explorer(), listening.model("gpt-4l")
     at_level(shown, 1, "Sweeps")
     shown.get_by_role("button", name="Start").press("Enter")
     expect(shown.locator(".sweep [role=status]")).to_contain_text("32 of 32 changes")
@@ -172,7 +175,7 @@ def test_escape_ends_a_sweep_and_what_came_stays(explorer: Opener) -> None:
 
 @pytest.mark.full
 def test_a_text_goes_on_by_the_space_bar_as_it_does_in_python(explorer: Opener, listening: Listening) -> None:
-    shown, model = explorer(), listening.asked.models["gpt-4l"]
+    shown, model = explorer(), listening.model("gpt-4l")
     at_level(shown, 3, "The text goes on")
     for name, value in {"top-k": "8", "top-p": "0.9", "seed": "3", "new tokens at most": "6"}.items():
         shown.get_by_label(name).fill(value)

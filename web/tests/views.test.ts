@@ -137,19 +137,12 @@ test("a sweep fills in, the last layer at the top, and a stop leaves what came a
 });
 
 test("what a sweep did for a cell is a change of a run", () => {
-  expect(changeOf(cells[3], begun, null)).toEqual({ edit: "scale", site: "L1H1.z", value: 0 });
-  expect(changeOf(cells[3], { ...begun, sweep: "patch_heads" }, "d")).toEqual({
-    edit: "set",
-    site: "L1H1.z",
-    value: { run: "d" },
-  });
+  const value = { run: "a" };
+  expect(changeOf(cells[3], begun)).toEqual({ edit: "scale", site: "L1H1.z", value: 0 });
+  expect(changeOf(cells[3], { ...begun, sweep: "patch_heads" })).toEqual({ edit: "set", site: "L1H1.z", value });
   const stream = { ...begun, sweep: "patch_positions" as const, rows: ["blocks.0.resid_pre", "blocks.1.resid_pre"] };
-  expect(changeOf({ i: 1, j: 7, at: "7: a:b", value: 0 }, stream, "d")).toEqual({
-    edit: "set",
-    site: "blocks.1.resid_pre",
-    value: { run: "d" },
-    at: { pos: 7 },
-  });
+  const change = { edit: "set", site: "blocks.1.resid_pre", value, at: { pos: 7 } };
+  expect(changeOf({ i: 1, j: 7, at: "7: a:b", value: 0 }, stream)).toEqual(change);
 });
 
 test("a text goes on a token for each asking, or all at once until it is stopped", async () => {

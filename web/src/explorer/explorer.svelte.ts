@@ -37,6 +37,15 @@ export interface State extends Specs {
 export const faultOf = (error: unknown): Fault =>
   error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" };
 
+/** What a change names the run that B began from, whatever that is at the time. */
+export const OF_A = "a";
+
+/** A change whose value is what run A has, with the id of that run. */
+const lent = (change: Change, a: string): Change =>
+  typeof change.value === "object" && "run" in change.value && change.value.run === OF_A
+    ? { ...change, value: { ...change.value, run: a } }
+    : change;
+
 const NOWHERE: Cursor = { path: "", layer: 0, head: 0, query: 0, key: 0 };
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
@@ -127,7 +136,9 @@ export class Explorer implements Looking {
     try {
       for (const { model } of b ? [a, b] : [a]) await this.loaded(model);
       const before = this.runs;
-      const runs = { a: await this.api.run(a, signal), b: b && (await this.api.run(b, signal)) };
+      const runs = { a: await this.api.run(a, signal), b: null as RunCard | null };
+      if (b)
+        runs.b = await this.api.run({ ...b, changes: b.changes?.map((change) => lent(change, runs.a.id)) }, signal);
       if (signal.aborted) return false;
       this.runs = runs;
       this.took = performance.now() - started;

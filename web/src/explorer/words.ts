@@ -1,7 +1,7 @@
 // Words of the explorer for what the server has names for.
 
 import { spoken } from "../words";
-import type { Change, RunCard, TokenCard } from "./api";
+import type { Change, RunCard, RunSpec, TokenCard } from "./api";
 import type { Show } from "./looking";
 
 export const STAGES = ["products", "scores", "weights", "value_weighted"] as const;
@@ -60,3 +60,13 @@ export const spentWords = (run: RunCard): string =>
         ms: run.milliseconds.toFixed(0),
       })
     : spoken("{n} blocks ran, {ms} ms", { n: run.blocks_run, ms: run.milliseconds.toFixed(0) });
+
+/** What a run reads, of what was typed: a text, or token ids behind `ids:`. */
+export function readOf(typed: string): Pick<RunSpec, "text" | "ids"> {
+  const ids = /^ids:([\d\s,]+)$/.exec(typed)?.[1].match(/\d+/g);
+  return ids ? { ids: ids.map(Number) } : { text: typed };
+}
+
+/** What is typed for a run to read the same. */
+export const typedOf = ({ text, ids }: Pick<RunSpec, "text" | "ids">): string =>
+  text ?? (ids ? `ids: ${ids.join(" ")}` : "");
