@@ -1,6 +1,8 @@
 """A server in this process, on models of this process, and what its answers are compared with."""
 
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -75,3 +77,33 @@ def agree(sent: Tensor, computed: Tensor) -> None:
     hidden = computed[~there]
     assert bool(((hidden == 0) | ~hidden.isfinite()).all())
     torch.testing.assert_close(sent[there], computed[there], rtol=2e-5, atol=2e-6)
+
+
+class Listening:
+    """A server on a port of this machine, in a thread of this process, for browsers.
+
+    Args:
+        models: What loads each, by name.
+    """
+
+    def __init__(self, models: Mapping[str, Callable[[], Any]]) -> None:
+        import uvicorn
+
+        self.store = Store(models)
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.listen(32)
+        self.root = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(application(self.store, TOKEN), log_level="error", lifespan="off")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self.thread.start()
+
+    def model(self, name: str) -> Any:
+        """Return a model that it has."""
+        return self.store.model(name).model
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(5)
+        self.socket.close()

@@ -2,21 +2,17 @@
 
 import json
 import random
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 
 import glassformer as gf
 from glassformer.figures.colours import LIGHT
-from glassformer.serve import Store, application
 from glassformer.testing.models import subject
-from served import TOKEN
+from served import TOKEN, Listening
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -35,38 +31,16 @@ def _other() -> Any:
     return model
 
 
-class Serving:
-    """A server on a port of this machine, on models of this process."""
-
-    def __init__(self, models: dict[str, Callable[[], Any]]) -> None:
-        self.store = Store(models)
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.socket.listen(32)
-        self.root = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(application(self.store, TOKEN), log_level="error", lifespan="off")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
-        self.thread.start()
-
-    def model(self, name: str) -> Any:
-        return self.store.model(name).model
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(5)
-
-
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Serving]:
+def serving() -> Iterator[Listening]:
     tiny = {name: lambda name=name: subject(name, batch=1, dtype=torch.float32).model for name in TINY}
-    found = Serving({"attn-only-2l": lambda: gf.load("attn-only-2l"), **tiny, "other": _other})
+    found = Listening({"attn-only-2l": lambda: gf.load("attn-only-2l"), **tiny, "other": _other})
     yield found
     found.stop()
 
 
 @pytest.fixture
-def explore(browser: Any, serving: Serving) -> Iterator[Callable[..., Page]]:
+def explore(browser: Any, serving: Listening) -> Iterator[Callable[..., Page]]:
     """Return a function that opens the page and runs a text, by keys alone.
 
     Afterwards no page may have complained, or asked anybody else for anything.
@@ -180,7 +154,7 @@ SITES = ["*.attn.query", "*.attn.key", "*.attn.scores", "*.attn.pattern"]
 
 @browser_test
 def test_keys_alone_lead_to_every_number_and_the_numbers_are_those_of_the_library(
-    explore: Any, serving: Serving
+    explore: Any, serving: Listening
 ) -> None:
     model, page = serving.model("attn-only-2l"), explore()
     run = gf.run(model, TEXT, read=SITES)
@@ -231,7 +205,7 @@ def test_keys_alone_lead_to_every_number_and_the_numbers_are_those_of_the_librar
 
 @browser_test
 @pytest.mark.parametrize(("change", "cells"), [(None, 250), ("L0H3", 250)])
-def test_random_cells_equal_the_library(explore: Any, serving: Serving, change: str | None, cells: int) -> None:
+def test_random_cells_equal_the_library(explore: Any, serving: Listening, change: str | None, cells: int) -> None:
     model, page = serving.model("attn-only-2l"), explore()
     edits = [] if change is None else [gf.Scale(f"{change}.z", 0.0)]
     if change is not None:

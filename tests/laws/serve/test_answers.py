@@ -130,6 +130,17 @@ def test_weighted_values_are_those_of_the_analysis(served: Served) -> None:
     agree(sent, norms.weighted.select(head="L1H6").values)
 
 
+def test_the_rows_of_all_heads_are_those_of_each(served: Served) -> None:
+    run = run_of(served, "gpt2")["id"]
+    rows = served.arrays(f"runs/{run}/rows", position=2)
+    for path, lines in rows.items():
+        for head, line in enumerate(lines):
+            one = served.arrays(f"runs/{run}/row/L{path.split('.')[1]}H{head}/2")["weights"]
+            assert torch.equal(line.nan_to_num(), one.nan_to_num()) and int(line.isfinite().sum()) == 3
+    found = served.get(f"runs/{run_of(served, 'translator_pre')['id']}/rows", params={"position": 4})
+    assert found.status_code == 400 and "the text has 4 tokens" in found.json()["fault"]["message"]
+
+
 def test_two_runs_are_subtracted(served: Served) -> None:
     one, other = (run_of(served, "attn-only-2l", changed)["id"] for changed in ("ablated", "none"))
     for address in ("pattern/L1H6", "row/L1H6/3", "lens", "attribution"):

@@ -124,11 +124,11 @@ export function ofShown<Name extends keyof Views>(
 
 /** A question about weights alone. */
 export const ofWeights = <Name extends keyof Views>(
-  looking: Looking,
+  looking: Pick<Looking, "model">,
   name: Name,
   where: Pick<Question, "head"> & { view?: Views[Name] } = {},
 ): Question<Name> => ({
   name,
-  of: { model: looking.shown.spec.model },
+  of: { model: looking.model.id },
   ...where,
 });

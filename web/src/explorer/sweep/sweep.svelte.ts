@@ -2,7 +2,7 @@
 
 import { Tensor, type Label } from "../../tensor";
 import type { Change, Fault, SweepSpec } from "../api";
-import { faultOf } from "../explorer.svelte";
+import { faultOf, OF_A } from "../explorer.svelte";
 import { isDropped, type Transport } from "../transport";
 
 /** What a sweep is along, and what is measured before anything is changed. */
@@ -104,10 +104,10 @@ export class Sweep {
   }
 }
 
-/** What the sweep did for a cell, as a change of a run. */
-export function changeOf({ at, i }: Cell, { sweep, rows }: Begun, donor: string | null | undefined): Change {
+/** What the sweep did for a cell, as a change of a run: patches are copies of run A. */
+export function changeOf({ at, i }: Cell, { sweep, rows }: Begun): Change {
   if (sweep === "ablate_heads") return { edit: "scale", site: `${at}.z`, value: 0 };
-  const value = { run: donor! };
+  const value = { run: OF_A };
   return sweep === "patch_heads"
     ? { edit: "set", site: `${at}.z`, value }
     : { edit: "set", site: rows[i], value, at: { pos: Number(at.split(":")[0]) } };
