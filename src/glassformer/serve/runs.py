@@ -202,7 +202,7 @@ def _applicability(model: Model) -> dict[str, Any]:
 
 
 class ServedRun:
-    """One run: its stream, and what was read of it lately.
+    """One run: its stream, and what was read of it lately, as far as that takes half of the server's memory at most.
 
     Args:
         id: Its name in addresses.
@@ -252,6 +252,9 @@ class ServedRun:
         found = self.kept.read(missing, logits=logits)
         with self._lock:
             self.sites |= found.sites
+            # one run does not take the room of all: what was read first goes first
+            while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
+                self.sites.popitem(last=False)
         return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
 
     def _pairs(self, site: Site) -> int:
