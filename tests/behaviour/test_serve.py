@@ -25,6 +25,8 @@ from glassformer.analysis import Run
 from glassformer.cli import main
 from glassformer.models import Sampling, generate, stream
 from glassformer.serve import Limits
+from glassformer.serve.frames import ENCODINGS
+from glassformer.serve.questions import QUESTIONS
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Superseded, Worker
 from glassformer.testing.models import subject
@@ -146,6 +148,13 @@ def test_cards_say_what_pictures_may_assume(served: Served) -> None:
     assert cards["pairs"][3]["crosses"] and cards["pairs"][3]["support"] == "full"
 
 
+def test_the_page_on_serving_names_every_question() -> None:
+    page = (ROOT / "docs" / "how-to" / "serve-a-model.md").read_text(encoding="utf-8")
+    tables = "\n".join(line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `"))
+    assert {name for name in QUESTIONS if f"`{name}`" not in tables} == set()
+    assert {name for name in ENCODINGS if f"`{name}`" not in tables} == set()
+
+
 # ------------------------------------------------------------------------------------------------------- tokens
 
 
@@ -158,6 +167,28 @@ def test_tokens_know_their_bytes_in_the_text(served: Served) -> None:
             first, last = token["span"]
             assert bytes.fromhex(token["bytes"]) in raw[first:last]
     assert "".join(token["bytes"] for token in tokens) == raw.hex()
+
+
+@pytest.mark.full
+def test_a_translation_is_looked_at_from_both_sides() -> None:
+    one = Served({"zh-en": gf.load("zh-en")})
+    source = one.post("tokenize", json={"model": "zh-en", "text": "我喜欢猫", "side": "source"}).json()
+    card = one.run("zh-en", "我喜欢猫")
+    assert [token["id"] for token in source] == [token["id"] for token in card["source_tokens"]]
+    assert [token["text"] for token in card["tokens"]][1:] == ["I", "like", "cats"]
+    for head, keys in (("L1X0", "source_tokens"), ("enc L0H1", "source_tokens"), ("L0H0", "tokens")):
+        told = one.ask(f"runs/{card['id']}/row/{head}/-1")
+        found = one.copied(told["python"])["found"]
+        assert len(told["arrays"]["weights"]["values"]) == len(card[keys])
+        ours = [x for x in told["arrays"]["weights"]["values"] if x is not None]
+        assert ours == pytest.approx(found["weights"].values[: len(ours)].tolist(), abs=1e-6)
+    sweep = {"run": card["id"], "sweep": "ablate_heads"}
+    first, *cells = lines(one.post("sweeps", json=sweep))
+    found = one.copied(first["python"])["found"].values.values.flatten().tolist()
+    assert [cell["value"] for cell in cells] == pytest.approx(found, abs=1e-4)
+    first, *steps = lines(one.post("generate", json={"run": card["id"], "max_new_tokens": 2, "temperature": 0}))
+    made = one.copied(first["python"])["found"]
+    assert list(made.tokens[0]) == [step["token"]["id"] for step in steps]
 
 
 # ------------------------------------------------------------------------------------------------------- streams

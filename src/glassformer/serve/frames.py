@@ -143,17 +143,17 @@ def reduced(values: Tensor, rows: int, columns: int) -> Tensor:
     down, across = -(-height // max(1, rows)), -(-width // max(1, columns))
     if down == across == 1:
         return values
-    # blocks at the edge reach beyond it
-    padding = (0, -width % across, 0, -height % down)
 
-    def largest(values: Tensor) -> Tensor:
-        values = torch.where(values.isfinite(), values, -torch.inf)
-        padded = torch.nn.functional.pad(values, padding, value=-torch.inf)
-        return padded.unflatten(-1, (-1, across)).unflatten(-3, (-1, down)).amax((-3, -1))
+    def largest(values: Tensor, none: float) -> Tensor:
+        values = values.nan_to_num(none, none, none)
+        # blocks at the edge reach beyond it
+        if height % down or width % across:
+            values = torch.nn.functional.pad(values, (0, -width % across, 0, -height % down), value=none)
+        blocks = values.unflatten(-1, (-1, across)).unflatten(-3, (-1, down))
+        return blocks.amax((-3, -1)) if none < 0 else blocks.amin((-3, -1))
 
-    high, low = largest(values), -largest(-values)
-    found = torch.where(high >= -low, high, low)
-    return found.masked_fill(high == -torch.inf, torch.nan)
+    high, low = largest(values, -torch.inf), largest(values, torch.inf)
+    return torch.where(high >= -low, high, low).masked_fill(high == -torch.inf, torch.nan)
 
 
 def frame(arrays: Mapping[str, Encoded], facts: Mapping[str, Any]) -> bytes:

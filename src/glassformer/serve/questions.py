@@ -66,7 +66,9 @@ class Answer:
     def sent(self, view: api.View, limits: Limits) -> tuple[bytes, str]:
         """Return the bytes of the answer, and their media type."""
         facts = {"question": self.question, "facts": self.facts, "python": self.python}
-        limits.require("answer", sum(4 * one.values.numel() for one in self.arrays.values()), "bytes of the answer")
+        # a number is about so many characters of JSON
+        each = 20 if view.form == "json" else 4
+        limits.require("answer", sum(each * one.values.numel() for one in self.arrays.values()), "bytes of the answer")
         if view.form == "json":
             told = {name: value.to_dict() for name, value in self.arrays.items()}
             return json_text(facts | {"arrays": told}, ascii_only=False).encode(), "application/json"

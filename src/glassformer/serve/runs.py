@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -201,7 +202,7 @@ def _applicability(model: Model) -> dict[str, Any]:
 
 
 class ServedRun:
-    """One run: its stream, and what was read of it lately.
+    """One run: its stream, and what was read of it lately, as far as that takes half of the server's memory at most.
 
     Args:
         id: Its name in addresses.
@@ -251,6 +252,9 @@ class ServedRun:
         found = self.kept.read(missing, logits=logits)
         with self._lock:
             self.sites |= found.sites
+            # one run does not take the room of all: what was read first goes first
+            while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
+                self.sites.popitem(last=False)
         return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
 
     def _pairs(self, site: Site) -> int:
@@ -282,7 +286,7 @@ class ServedRun:
             spec=self.spec,
             tokens=cards["target"],
             source_tokens=cards["source"],
-            top=self._top(),
+            top=self.top,
             blocks_run=self.kept.blocks_run,
             blocks=sum(len(stack.blocks) for stack in model.stacks.values()),
             milliseconds=self.milliseconds,
@@ -291,8 +295,9 @@ class ServedRun:
             python="\n".join(self.code.lines("run", ())),
         )
 
-    def _top(self) -> tuple[Likeliest, ...]:
-        """Return the likeliest answers at each position."""
+    @cached_property
+    def top(self) -> tuple[Likeliest, ...]:
+        """The likeliest answers at each position; none of a model without logits."""
         if not self.model.predicts:
             return ()
         k = min(_LIKELIEST, self.model.config.n_outputs)
@@ -357,7 +362,7 @@ class Store:
         for ids in (spec.ids, spec.target_ids):
             limits.require("tokens", len(ids or ()), "tokens")
         model = served.model
-        id = _hash(spec, model.digest())
+        id = _hash(spec, model)
         with self._lock:
             if id in self.runs:
                 self.runs.move_to_end(id)
@@ -457,8 +462,10 @@ def _edit(change: Change, site: str, at: At, value: float | Tensor) -> Edit:
     return _NAMED[change.edit](site, value, at=at)
 
 
-def _hash(spec: RunSpec, digest: str) -> str:
-    whole = json_text({"spec": spec.to_dict(), "weights": digest, "version": __version__}, sort=True, tight=True)
+def _hash(spec: RunSpec, model: Model) -> str:
+    # the same file gives other numbers in another type
+    of = {"weights": model.digest(), "type": str(next(model.parameters()).dtype), "version": __version__}
+    whole = json_text({"spec": spec.to_dict()} | of, sort=True, tight=True)
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

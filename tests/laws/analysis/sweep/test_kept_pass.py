@@ -31,7 +31,7 @@ def edits(draw: Callable[..., Any], case: Subject) -> list[Edit]:
     for _ in range(draw(st.integers(0, 3))):
         name = draw(st.sampled_from(names))
         part = At(pos=draw(st.sampled_from([0, -1]))) if "pos" in case.model.sites()[name].axes else At()
-        found.append(draw(st.sampled_from([Scale(name, 0.5, at=part), Add(name, 0.25, at=part), Scale(name, -1.0)])))
+        found.append(draw(st.sampled_from([Scale(name, 0.5, at=part), Add(name, 0.25, at=part), Scale(name, 1.5)])))
     return found
 
 
