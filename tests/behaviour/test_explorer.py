@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.analysis.heads import roles
 from glassformer.figures.colours import LIGHT
 from glassformer.testing.models import subject
 from served import TOKEN, Listening
@@ -20,6 +22,8 @@ TEXT = "def add(first, second):\n    return first + second\n\ndef add("
 TINY = ("lightning_hybrid", "linear", "masked_pre", "translator_pre", "differential", "gpt2")
 IDS = "ids: 3 1 4 1 5 3 1"
 Page = Any
+STAGES = {"q · k": "products", "scores, masked": "scores", "weights": "weights"}
+QUANTITIES = ("query", "key", "scores", "pattern")
 browser_test = pytest.mark.browser
 
 
@@ -50,8 +54,9 @@ def explore(browser: Any, serving: Listening) -> Iterator[Callable[..., Page]]:
     asked: list[str] = []
 
     def told(message: Any) -> None:
-        # what was asked for and not wanted any more is refused, and the browser says so
-        if message.type == "error" and "409" not in message.text and "422" not in message.text:
+        # the browser tells of refusals, too: of what is not wanted any more, not defined, or was let go
+        is_refusal = "/api/" in message.location["url"] and any(code in message.text for code in ("404", "409", "422"))
+        if message.type == "error" and not is_refusal:
             complaints.append(message.text)
 
     def open_page(
@@ -118,38 +123,51 @@ def exact(page: Page) -> dict[str, float | None]:
     """The numbers of the pair under the cursor, stage by stage."""
     until(page, "document.querySelector('.exact:not(.stale)')")
     rows = page.locator(".exact tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.innerText))")
-    words = {"q · k": "products", "scores, masked": "scores", "weights": "weights"}
     return {
-        words[name]: None if value == "masked" else float(value.replace("−", "-"))
+        STAGES[name]: None if value == "masked" else float(value.replace("−", "-"))
         for name, value, *_ in rows
-        if name in words
+        if name in STAGES
     }
 
 
 def library(run: Any, head: str, query: int, key: int) -> dict[str, float | None]:
-    """The same of a run."""
-    q, k = (run[f"{head}.{name}"].select(batch=0).values for name in ("query", "key"))
-    scores, weights = (run[f"{head}.{name}"].select(batch=0).values for name in ("scores", "pattern"))
-    hidden = not bool(scores[query, key].isfinite())
-    found = {"products": (q @ k.mT)[query, key], "scores": scores[query, key], "weights": weights[query, key]}
-    return {name: None if hidden and name != "products" else float(value) for name, value in found.items()}
+    """The same of a run, as far as its mechanism has it."""
+    has = {name: run[f"{head}.{name}"].select(batch=0).values for name in QUANTITIES if f"{head}.{name}" in run}
+    stages = {"products": has["query"] @ has["key"].mT, "scores": has.get("scores"), "weights": has["pattern"]}
+    found = {name: float(value[query, key]) for name, value in stages.items() if value is not None}
+    hidden = key > query
+    return {name: None if hidden and name != "products" else value for name, value in found.items()}
 
 
-def compare(page: Page, run: Any, heads: list[str], n: int, cells: int) -> None:
-    """Compare so many cells, drawn at random, of a page at level 2."""
-    draw = random.Random(0)
-    for _ in range(cells):
-        head, query, key = draw.choice(heads), draw.randrange(n), draw.randrange(n)
+def sites_of(model: Any) -> list[str]:
+    return [name for name, site in model.sites().items() if site.quantity in QUANTITIES]
+
+
+def compare(page: Page, run: Any, heads: list[str], n: int, rows: int) -> int:
+    """Compare rows of heads, drawn at random, with a run, key by key and stage by stage; return how many numbers."""
+    draw, compared = random.Random(0), 0
+    for _ in range(rows):
+        head, query = draw.choice(heads), draw.randrange(n)
         go_to(page, head, str(query))
-        page.locator(".tokens .chips").last.locator("button").nth(key).click(modifiers=["Shift"])
-        page.mouse.move(700, 5)
-        until(page, f"document.querySelector('.pair')?.innerText.replace(/\\s+/g, ' ').match(/^{query} .*→ {key} /)")
-        found, wanted = exact(page), library(run, head, query, key)
-        for name, value in wanted.items():
-            assert found[name] == (None if value is None else pytest.approx(value, rel=2e-5, abs=1e-6)), (head, name)
-
-
-SITES = ["*.attn.query", "*.attn.key", "*.attn.scores", "*.attn.pattern"]
+        until(page, f"/^{head}\\b/.test(document.querySelector('#head-title')?.innerText)")
+        until(page, f"/\\bquery {query}\\b/.test(document.querySelector('.pipeline')?.innerText)")
+        settled(page)
+        if (every := page.get_by_role("button", name=re.compile("all .* keys"))).count():
+            every.click()
+        names = page.locator(".rowtable thead th").all_inner_texts()[1:]
+        told = page.locator(".rowtable tbody tr").evaluate_all(
+            "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+        )
+        assert len(told) == n
+        for key, *values in told:
+            wanted = library(run, head, query, int(key.split()[0]))
+            for name, value in zip(names, values):
+                if (stage := STAGES.get(name)) is None:
+                    continue
+                found, real = None if value == "–" else float(value.replace("−", "-")), wanted[stage]
+                assert found == (None if real is None else pytest.approx(real, rel=2e-5, abs=1e-6)), (head, query, key)
+                compared += 1
+    return compared
 
 
 @browser_test
@@ -157,7 +175,7 @@ def test_keys_alone_lead_to_every_number_and_the_numbers_are_those_of_the_librar
     explore: Any, serving: Listening
 ) -> None:
     model, page = serving.model("attn-only-2l"), explore()
-    run = gf.run(model, TEXT, read=SITES)
+    run = gf.run(model, TEXT, read=sites_of(model))
     n = run["L0H0.pattern"].size("query")
     # the map: pictures are the patterns, pixel by pixel
     settled(page)
@@ -204,17 +222,25 @@ def test_keys_alone_lead_to_every_number_and_the_numbers_are_those_of_the_librar
 
 
 @browser_test
-@pytest.mark.parametrize(("change", "cells"), [(None, 250), ("L0H3", 250)])
-def test_random_cells_equal_the_library(explore: Any, serving: Listening, change: str | None, cells: int) -> None:
-    model, page = serving.model("attn-only-2l"), explore()
+@pytest.mark.parametrize(
+    ("model", "change"), [("attn-only-2l", None), ("attn-only-2l", "L0H3"), ("lightning_hybrid", "L0H1")]
+)
+def test_five_hundred_numbers_drawn_at_random_are_those_of_the_library(
+    explore: Any, serving: Listening, model: str, change: str | None
+) -> None:
+    served, text = serving.model(model), IDS if model in TINY else TEXT
+    page = explore(model, text)
     edits = [] if change is None else [gf.Scale(f"{change}.z", 0.0)]
     if change is not None:
         go_to(page, change)
         page.keyboard.press("x")
         page.locator(".changes").wait_for()
-        settled(page)
-    run = gf.run(model, TEXT, read=SITES, edit=edits)
-    compare(page, run, [f"L{i}H{j}" for i in range(2) for j in range(8)], run["L0H0.pattern"].size("query"), cells)
+    given = [int(one) for one in text[4:].split()] if text == IDS else text
+    run = gf.run(served, given, read=sites_of(served), edit=edits)
+    labels = [head.label for head in roles.heads(served) if f"{head.label}.key" in run]
+    n, compared = run[f"{labels[0]}.pattern"].size("query"), 0
+    compared = compare(page, run, labels, n, 1 + 500 // (2 * n))
+    assert compared >= 500
 
 
 @browser_test
@@ -268,6 +294,17 @@ def test_texts_full_of_markup_stay_texts(explore: Any) -> None:
         assert page.locator("body script").count() == 1 and page.locator("img").count() == 0
     joined = "".join(page.locator(".tokens .chips button").all_inner_texts())
     assert "<script>" in joined and "&lt;b&gt;" in joined and "\u202e" not in joined
+
+
+@browser_test
+def test_runs_that_the_server_let_go_are_made_again(explore: Any, serving: Listening) -> None:
+    page = explore()
+    go_to(page, "L0H3", "4")
+    before = exact(page)
+    serving.store.runs.clear()
+    go_to(page, "L1H3", "3")
+    assert exact(page) != before
+    assert page.locator(".refused").count() == 0 and len(serving.store.runs) == 1
 
 
 @browser_test

@@ -66,14 +66,20 @@ const ROOT = "/api/v1";
 
 export class HttpTransport implements Transport {
   // lanes of two pages do not meet
+  // what makes each run: a server lets go of runs, and one that was started anew has none
+  private readonly made = new Map<string, RunSpec>();
   private readonly page = crypto.getRandomValues(new Uint32Array(2)).join("-");
 
   models = async () => (await this.fetched("/models")).json() as Promise<readonly ModelCard[]>;
   load = async (model: string) => (await this.posted("/models/load", { model })).json() as Promise<ModelCard>;
   tokenize = async (spec: TokenizeSpec, signal?: AbortSignal) =>
     (await this.posted("/tokenize", spec, { signal })).json() as Promise<readonly TokenCard[]>;
-  run = async (spec: RunSpec, signal?: AbortSignal) =>
-    (await this.posted("/runs", spec, { signal })).json() as Promise<RunCard>;
+
+  async run(spec: RunSpec, signal?: AbortSignal): Promise<RunCard> {
+    const card = (await (await this.posted("/runs", spec, { signal })).json()) as RunCard;
+    this.made.set(card.id, spec);
+    return card;
+  }
 
   async ask(
     { name, of, head, index, view }: Question,
@@ -88,7 +94,10 @@ export class HttpTransport implements Transport {
     const said = Object.entries({ ...view, form: "frame" })
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([key, value]) => [key, String(value)]);
-    const found = await this.fetched(`${path.join("/")}?${new URLSearchParams(said)}`, { signal, lane });
+    const runs = ["run" in of ? of.run : undefined, view?.minus ?? undefined];
+    const found = await this.kept(runs, () =>
+      this.fetched(`${path.join("/")}?${new URLSearchParams(said)}`, { signal, lane }),
+    );
     const { told, arrays } = readFrame(await found.arrayBuffer());
     return { question: told.question, facts: told.facts, python: told.python, sent: told.arrays, arrays };
   }
@@ -99,9 +108,9 @@ export class HttpTransport implements Transport {
     signal?: AbortSignal,
   ): AsyncGenerator<Step> {
     const own = new AbortController();
-    const found = await this.posted(`/${kind}`, spec, {
-      signal: signal ? AbortSignal.any([signal, own.signal]) : own.signal,
-    });
+    const either = signal ? AbortSignal.any([signal, own.signal]) : own.signal;
+    const runs = [spec.run, ("donor" in spec && spec.donor) || undefined];
+    const found = await this.kept(runs, () => this.posted(`/${kind}`, spec, { signal: either }));
     const reader = found.body!.pipeThrough(new TextDecoderStream()).getReader();
     try {
       for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
@@ -120,6 +129,18 @@ export class HttpTransport implements Transport {
 
   file = (run: string, sites: readonly string[], form: string): string =>
     `${ROOT}/runs/${run}/export?${new URLSearchParams({ form, sites: sites.join(",") })}`;
+
+  /** Ask about runs, which are made again if the server has let them go. */
+  private async kept(runs: readonly (string | undefined)[], ask: () => Promise<Response>): Promise<Response> {
+    try {
+      return await ask();
+    } catch (error) {
+      const specs = runs.flatMap((id) => this.made.get(id ?? "") ?? []);
+      if (!(error instanceof Refusal) || error.fault.code !== "NotKept" || !specs.length) throw error;
+      for (const spec of specs) await this.run(spec);
+      return ask();
+    }
+  }
 
   private posted(path: string, body: unknown, options: { signal?: AbortSignal } = {}): Promise<Response> {
     return this.fetched(path, {
