@@ -75,7 +75,9 @@ for (const file of readdirSync(join(root, "src", "pages")).sort()) {
   words[kind] = [...said].filter((text) => text !== "").sort();
   for (const licence of licencesOf(chunk.modules)) licences.add(licence);
 }
-const [sheet] = await bundled(join(root, "src", "page.css"), "es");
-writeFileSync(join(out, "page.css"), sheet.source);
+for (const name of ["page.css", "explorer.css"]) {
+  const [sheet] = await bundled(join(root, "src", name), "es");
+  writeFileSync(join(out, name), sheet.source);
+}
 writeFileSync(join(out, "words.json"), `${JSON.stringify(words, null, 1)}\n`);
 writeFileSync(join(out, "licences.txt"), [...licences].sort().join("\n---\n\n"));

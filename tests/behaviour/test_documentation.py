@@ -250,7 +250,7 @@ def test_the_architecture_states_the_layers_that_are_checked() -> None:
 def test_every_command_is_in_the_architecture_and_the_changelog() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    verbs = re.search(r"one module per verb: ([\w ]+);", page)
+    verbs = re.search(r"one module per verb: ([\w ]+)\.", page)
     assert verbs is not None and set(verbs[1].split()) == set(cli.VERBS)
     assert [verb for verb in cli.VERBS if f"glassformer {verb}" not in changes] == []
 

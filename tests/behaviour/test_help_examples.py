@@ -1,7 +1,7 @@
 """The examples of every `--help` are run as they stand, by `sh`, and answer what they ask.
 
 They are taken from the help text itself. What cannot be run here is only read: examples on checkpoints that would have
-to be fetched, and training, which takes hours.
+to be fetched, training, which takes hours, and serving, which ends when it is told to.
 """
 
 import json
@@ -43,7 +43,7 @@ def words_of(example: str) -> list[str]:
 
 
 def is_run(verb: str, example: str) -> bool:
-    return verb != "train" and not any(name in example for name in FETCHED)
+    return verb not in ("train", "serve") and not any(name in example for name in FETCHED)
 
 
 def less(verb: str, example: str) -> str:

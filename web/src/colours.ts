@@ -29,10 +29,13 @@ export const ramp = (isSigned: boolean): readonly Colour[] =>
 /** The square root spreads small weights: 0.01 is a tenth of the way up, 0.25 half of it. */
 export const stretch = (x: number): number => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
 
-export function colour(value: number, { limit, isSigned }: Scale): Colour {
-  const t = limit > 0 ? stretch(value / limit) : 0;
-  return ramp(isSigned)[isSigned ? Math.round(128 + 128 * t) : Math.round(256 * Math.max(0, t))];
+/** Which colour of a ramp a number has. */
+export function step(value: number, { limit, isSigned }: Scale): number {
+  const share = limit > 0 ? stretch(value / limit) : 0;
+  return isSigned ? Math.round(128 + 128 * share) : Math.round(256 * Math.max(0, share));
 }
+
+export const colour = (value: number, scale: Scale): Colour => ramp(scale.isSigned)[step(value, scale)];
 
 export const css = ([r, g, b]: Colour): string => `rgb(${r} ${g} ${b})`;
 

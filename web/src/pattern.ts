@@ -1,6 +1,7 @@
 // Attention patterns: decoding, and drawing.
 
 import type { Scale } from "./colours";
+import type { Cell } from "./drawing/cursor";
 import { drawPixels } from "./drawing/pixels";
 import { signed as withSign } from "./numbers";
 import { spoken } from "./words";
@@ -37,7 +38,21 @@ export function wholeNumbers(bytes: string, isSigned: boolean): Int32Array {
   return Int32Array.from(found);
 }
 
-export class Pattern {
+/** Rows and columns of numbers that can be drawn: a row for every query, a column for every key. */
+export interface Cells {
+  readonly rows: number;
+  readonly columns: number;
+  /** The query and the key of the first cell. */
+  readonly first: Cell;
+  /** Whether the mask forbids some keys to some queries. */
+  readonly masks: boolean;
+  /** The number of a cell; null where the mask forbids looking. */
+  at(q: number, k: number): number | null;
+  /** Draw into a canvas, one pixel per cell, or per square of `size` cells, which then shows the strongest. */
+  draw(canvas: HTMLCanvasElement, size: number): void;
+}
+
+export class Pattern implements Cells {
   readonly label: string;
   readonly stack: string;
   readonly part: string;
@@ -47,8 +62,8 @@ export class Pattern {
   readonly key: string;
   readonly rows: number;
   readonly columns: number;
+  readonly first = [0, 0] as const;
   readonly scale: Scale;
-  /** Whether the mask forbids some keys to some queries. */
   readonly masks: boolean;
   private readonly isLower: boolean;
   private readonly counts: Int32Array; // of steps
@@ -72,7 +87,6 @@ export class Pattern {
     this.scale = { limit: !entry.signed && entry.scale <= 1.0001 ? 1 : entry.scale, isSigned: entry.signed };
   }
 
-  /** Weight of key k for query q; null where the mask forbids looking. */
   at(q: number, k: number): number | null {
     if (this.isLower && k > q) return null;
     return this.step * this.counts[this.isLower ? (q * (q + 1)) / 2 + k : q * this.columns + k];
@@ -97,7 +111,6 @@ export class Pattern {
     return weight === null ? spoken("masked") : this.scale.isSigned ? withSign(weight, 3) : weight.toFixed(3);
   }
 
-  /** Draw into a canvas, a pixel for each square of `size` cells; what is masked stays empty. */
   draw(canvas: HTMLCanvasElement, size: number): void {
     drawPixels(canvas, [this.rows, this.columns], (q, k) => this.at(q, k), this.scale, size);
   }

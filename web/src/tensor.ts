@@ -78,7 +78,7 @@ export class Tensor {
   /** The number at an index per axis; null where there is none. */
   at(...index: number[]): number | null {
     const value = this.values[index.reduce((flat, i, d) => flat * this.shape[d] + i, 0)];
-    return Number.isNaN(value) ? null : value;
+    return value === undefined || Number.isNaN(value) ? null : value;
   }
 
   /** Without an axis: each entry is made of the numbers along it. */

@@ -412,14 +412,17 @@ class Run(Viewed, Mapping[str, Labelled]):
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
+        return write(path, self.to_safetensors())
+
+    def to_safetensors(self) -> bytes:
+        """Return the content of the file that `save` writes and `load` reads."""
         from safetensors.torch import save
 
         extra = {"ids": self.ids, "logits": self.logits, "source_ids": self.source_ids, "lengths": self.lengths}
         extra["start"] = self.start
         tensors = {f"run.{name}": value for name, value in extra.items() if value is not None}
         tensors |= {f"site.{name}": site.values for name, site in self.sites.items()}
-        content = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
-        return write(path, content)
+        return save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
 
     @classmethod
     def load(cls, path: str | Path, model: Any = None) -> "Run":
@@ -572,16 +575,30 @@ def run(
         for site, edits in tape.edits.items():
             tape.edits[site] = in_own_rows(given, labels, tape.table[site], edits)
         output = view(*given.args, **given.kwargs, tape=tape)
+    return run_of_tape(model, given, tape, output)
+
+
+def run_of_tape(model: ModuleLike, given: Inputs, tape: Tape, output: Any) -> Run:
+    """Return what a pass left on its tape as a run.
+
+    Args:
+        model: That ran.
+        given: What it read.
+        tape: Reads and edits of the pass.
+        output: What the model returned.
+
+    Raises:
+        SiteNotRead: The pass did not come by a site that was asked for.
+    """
     tape.check_visited()
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
-    logits = None if silent else output_logits(output)
-    names = getattr(parts_of(model), "coordinate_names", ())
+    names, labels = getattr(parts_of(model), "coordinate_names", ()), PositionLabels(given)
     sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
         sites=sites,
         inputs=given,
-        logits=logits,
+        logits=None if silent else output_logits(output),
         output=None if ours and not silent else output,
         model=parts_of(model),
         bound=None if is_gathering() else Binding("run", model, given.shown),

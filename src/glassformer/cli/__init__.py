@@ -17,6 +17,7 @@ from glassformer.version import __version__
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
+    "serve": "open a page on models of your own, with an API",
     "attention": "show what every head looks at, of any model, and why one does",
     "patch": "patch activations: which values carry an answer",
     "paths": "patch paths: what heads and MLPs do through some receivers alone",

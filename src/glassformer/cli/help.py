@@ -18,10 +18,11 @@ import tyro
 PLACEHOLDERS = {
     "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
     "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "head": "HEAD", "heads": "HEAD",
-    "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME", "others": "RUN",
+    "host": "ADDRESS", "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME", "others": "RUN",
     "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE", "receivers": "RECEIVER",
     "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
-    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD", "wrong": "TOKEN",
+    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "token": "SECRET",
+    "word": "WORD", "wrong": "TOKEN",
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 

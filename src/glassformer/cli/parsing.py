@@ -50,6 +50,7 @@ NOT_STREAMED = {
     "params": "it reads no weights, whatever the model's size",
     "parity": "the reference holds the whole model",
     "bench": "it opens no model",
+    "serve": "its heads are looked at again and again, and every look would read their block anew",
     "sites": "it reads no weights, whatever the model's size",
 }
 

@@ -21,7 +21,7 @@ from glassformer.models.model import Model, ModelLike, require_model
 from glassformer.models.passes import Edits, Passes, Reads
 from glassformer.models.readable import decoded
 from glassformer.models.reading import Inputs, read_opening
-from glassformer.models.sampling import Sampling, row_generators, sampling_steps
+from glassformer.models.sampling import Draw, Sampling, row_generators, sampling_steps
 from glassformer.provenance import Note, distinct, outgrown_note
 
 DRAW = Sampling()  # from the model's own distribution
@@ -35,13 +35,15 @@ class GenerationStep(NamedTuple):
     """One new token per row, with its log-probability; None for a row that has stopped.
 
     `notes` say what must be known of it and of the steps behind it: each comes once, with the first step it is true of.
-    `sites` is what was recorded of the tokens that were read for it: the prompt, then one token at a time.
+    `sites` is what was recorded of the tokens that were read for it: the prompt, then one token at a time. `draw`
+    is how the tokens came to be chosen, of `stream`: what each step from logits to token left.
     """
 
     tokens: tuple[int | None, ...]
     log_probs: tuple[float | None, ...]
     notes: tuple[Note, ...] = ()
     sites: Mapping[str, Labelled] = MappingProxyType({})
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ def _steps(
             seen = None if seen is None else seen.scatter(-1, drawn[:, None], True)
         logits = passes.logits()
         out = ruled_out(passes, logits, made, max_new_tokens - made)
-        drawn = sampling_steps(logits, sampling, seen=seen, ruled_out=out, generators=generators).tokens
+        choice = sampling_steps(logits, sampling, seen=seen, ruled_out=out, generators=generators)
+        drawn = choice.tokens
         chosen = logits.gather(-1, drawn[:, None]).squeeze(-1) - logits.logsumexp(-1)
         ids, log_probs = drawn.tolist(), chosen.tolist()
         step = GenerationStep(
@@ -251,7 +254,7 @@ def _steps(
             tuple(log_prob if on else None for log_prob, on in zip(log_probs, alive)),
         )
         if at_each_step:
-            step = step._replace(sites=passes.recorded())
+            step = step._replace(sites=passes.recorded(), draw=choice)
             passes.forget()
         yield step
         alive = [on and id not in stops for id, on in zip(ids, alive)]

@@ -13,7 +13,7 @@ combine as a grid. Values are never changed in place. An edit may read what the 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -249,6 +249,14 @@ class Edit(ABC):
                     f"the edit would change nothing.\n    Choose one of 0 to {size - 1} or more, or leave the edit out."
                 )
 
+    def does_as(self, other: "Edit") -> bool:
+        """Whether it does what another edit does: the same change of the same part, by the same values.
+
+        Numbers and tensors are compared by what they hold, runs and functions by which they are.
+        """
+        names = [one.name for one in fields(self)]
+        return type(self) is type(other) and all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     def check(self, site: Site) -> None:
         """Raise `UnknownAxis` if the edit needs an axis the site does not have."""
         self.at.check(site)
@@ -309,6 +317,13 @@ class Edit(ABC):
 
 def _values(value: Any) -> Any:
     return value.values if isinstance(value, Labelled) else value
+
+
+def _equal(value: Any, other: Any) -> bool:
+    value, other = _values(value), _values(other)
+    if isinstance(value, Tensor) or isinstance(other, Tensor):
+        return isinstance(value, Tensor) and isinstance(other, Tensor) and torch.equal(value, other)
+    return value is other or (isinstance(value, At | str | float | int | tuple) and bool(value == other))
 
 
 def _lent(run: Mapping[str, Tensor | Labelled], name: str) -> Tensor | Labelled:

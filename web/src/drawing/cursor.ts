@@ -26,7 +26,7 @@ export interface Lattice {
 
 /** The cell of a picture under the pointer; null beside them. */
 export function cellUnder(
-  event: PointerEvent,
+  event: MouseEvent,
   picture: Element,
   { left, top, width, height }: Lattice,
   rows: number,

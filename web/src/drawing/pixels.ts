@@ -1,18 +1,26 @@
 // Tables of numbers as pixels.
 
-import { colour, type Scale } from "../colours";
+import { ramp, step, type Scale } from "../colours";
 
 /** The number in a cell; null where there is none. */
 export type At = (row: number, column: number) => number | null;
 
-/** The entry of largest size in a square of cells. */
-function strongest(at: At, [rows, columns]: readonly number[], r0: number, c0: number, size: number): number | null {
-  if (size === 1) return at(r0, c0);
-  let found: number | null = null;
-  for (let r = r0; r < Math.min(r0 + size, rows); r++) {
-    for (let c = c0; c < Math.min(c0 + size, columns); c++) {
-      const value = at(r, c);
-      if (value !== null && (found === null || Math.abs(value) > Math.abs(found))) found = value;
+/** Of each cell, or square of `size` cells, the entry of largest size; NaN where no number is. */
+function strongest(
+  [rows, columns]: readonly number[],
+  at: At,
+  width: number,
+  height: number,
+  size: number,
+): Float32Array {
+  const found = new Float32Array(width * height).fill(NaN);
+  for (let row = 0; row < rows; row++) {
+    const start = Math.floor(row / size) * width;
+    for (let column = 0; column < columns; column++) {
+      const value = at(row, column);
+      const pixel = size === 1 ? start + column : start + Math.floor(column / size);
+      // what is there already may be no number, which is smaller than none
+      if (value !== null && !(Math.abs(found[pixel]) >= Math.abs(value))) found[pixel] = value;
     }
   }
   return found;
@@ -33,17 +41,14 @@ export function drawPixels(
   Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d")!;
   const image = context.createImageData(width, height);
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const value = strongest(at, shape, y * size, x * size, size);
-      if (value === null) continue;
-      const [red, green, blue] = colour(value, scale);
-      const pixel = 4 * (y * width + x);
-      image.data[pixel] = red;
-      image.data[pixel + 1] = green;
-      image.data[pixel + 2] = blue;
-      image.data[pixel + 3] = 255;
-    }
-  }
+  const pixels = new Uint32Array(image.data.buffer);
+  // little-endian, as every machine with a browser keeps them: opacity is the last byte
+  const table = Uint32Array.from(
+    ramp(scale.isSigned),
+    ([red, green, blue]) => 0xff000000 + (blue << 16) + (green << 8) + red,
+  );
+  strongest(shape, at, width, height, size).forEach((value, pixel) => {
+    if (!Number.isNaN(value)) pixels[pixel] = table[step(value, scale)];
+  });
   context.putImageData(image, 0, 0);
 }

@@ -1,7 +1,7 @@
 // One attention pattern, large: cells, the names of tokens beside them, and a cursor.
 
 import type { Cell, Lattice } from "../drawing/cursor";
-import type { Pattern } from "../pattern";
+import type { Cells } from "../pattern";
 import { shortened, type Text } from "../tokens";
 
 const LABEL_ROOM = 96; // CSS pixels beside and above the picture for the names of tokens
@@ -13,11 +13,11 @@ export interface Place extends Lattice {
   isLabelled: boolean;
 }
 
-/** Where cells stand, if the picture has so much room. */
-export function placeIn(room: number, { rows, columns }: Pattern): Place {
+/** Where cells stand, if the picture has so much room; a cell is no smaller than `least` CSS pixels. */
+export function placeIn(room: number, { rows, columns }: Cells, least = 1): Place {
   const longest = Math.max(rows, columns);
   const isLabelled = (room - LABEL_ROOM) / longest >= 11;
-  const fit = Math.max(1, Math.min(40, (room - (isLabelled ? LABEL_ROOM : 34)) / longest));
+  const fit = Math.max(least, Math.min(40, (room - (isLabelled ? LABEL_ROOM : 34)) / longest));
   const cell = fit >= 8 ? Math.floor(fit) : fit;
   const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [34, 20];
   return { left, top, width: cell, height: cell, isLabelled };
@@ -25,7 +25,7 @@ export function placeIn(room: number, { rows, columns }: Pattern): Place {
 
 export function drawLarge(
   canvas: HTMLCanvasElement,
-  pattern: Pattern,
+  pattern: Cells,
   place: Place,
   texts: { query: Text; key: Text },
   cursor: Cell,
@@ -43,16 +43,19 @@ export function drawLarge(
   const paint = (name: string) => style.getPropertyValue(name);
 
   const pixels = document.createElement("canvas");
-  pattern.draw(pixels, 1);
+  // where cells outnumber pixels, a pixel shows the strongest of them
+  const size = Math.max(1, Math.ceil(1 / (cell * sharp)));
+  pattern.draw(pixels, size);
   context.imageSmoothingEnabled = false;
-  context.drawImage(pixels, left, top, across, down);
+  context.drawImage(pixels, left, top, pixels.width * size * cell, pixels.height * size * cell);
   if (pattern.masks) drawMasked(context, place, pattern, paint("--edge"));
   // lines between cells, so that they hide no weight
   context.fillStyle = paint("--trained");
-  if (trained !== null && trained < pattern.columns)
-    context.fillRect(left + trained * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
-  if (trained !== null && trained < pattern.rows)
-    context.fillRect(left, top + trained * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
+  const [beyondRow, beyondColumn] = pattern.first.map((first) => (trained ?? Infinity) - first);
+  if (beyondColumn > 0 && beyondColumn < pattern.columns)
+    context.fillRect(left + beyondColumn * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
+  if (beyondRow > 0 && beyondRow < pattern.rows)
+    context.fillRect(left, top + beyondRow * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
   drawLabels(context, place, pattern, texts, cursor, paint);
   drawCursor(context, place, pattern, cursor, paint);
 }
@@ -61,14 +64,19 @@ export function drawLarge(
 function drawMasked(
   context: CanvasRenderingContext2D,
   { left, top, width: cell }: Place,
-  pattern: Pattern,
+  pattern: Cells,
   edge: string,
 ) {
   const [width, height] = [cell * pattern.columns, cell * pattern.rows];
   context.save();
   context.beginPath();
-  for (let q = 0; q < pattern.rows; q++)
-    context.rect(left + (q + 1) * cell, top + q * cell, width - (q + 1) * cell, cell);
+  for (let q = 0; q < pattern.rows; q++) {
+    for (let k = 0, from = 0; k <= pattern.columns; k++) {
+      if (k < pattern.columns && pattern.at(q, k) === null) continue;
+      if (k > from) context.rect(left + from * cell, top + q * cell, (k - from) * cell, cell);
+      from = k + 1;
+    }
+  }
   context.clip();
   context.beginPath();
   for (let x = left - height; x < left + width; x += HATCH) {
@@ -84,7 +92,7 @@ function drawMasked(
 function drawLabels(
   context: CanvasRenderingContext2D,
   { left, top, width: cell, isLabelled }: Place,
-  pattern: Pattern,
+  pattern: Cells,
   texts: { query: Text; key: Text },
   [atQuery, atKey]: Cell,
   paint: (name: string) => string,
@@ -93,13 +101,14 @@ function drawLabels(
   context.textBaseline = "middle";
   const every = isLabelled ? 1 : 2 ** Math.ceil(Math.log2(28 / cell));
   const name = ({ tokens }: Text, i: number) => (isLabelled ? shortened(tokens[i], 11) : String(i));
+  const [firstQuery, firstKey] = pattern.first;
   const tint = (isChosen: boolean) => {
     context.fillStyle = paint(isChosen ? "--pick" : "--soft");
   };
   context.textAlign = "right";
   for (let q = 0; q < pattern.rows; q += every) {
     tint(q === atQuery);
-    context.fillText(name(texts.query, q), left - 6, top + (q + 0.5) * cell);
+    context.fillText(name(texts.query, firstQuery + q), left - 6, top + (q + 0.5) * cell);
   }
   for (let k = 0; k < pattern.columns; k += every) {
     tint(k === atKey);
@@ -107,7 +116,7 @@ function drawLabels(
     context.translate(left + (k + 0.5) * cell, top - 6);
     if (isLabelled) context.rotate(-Math.PI / 2);
     context.textAlign = isLabelled ? "left" : "center";
-    context.fillText(name(texts.key, k), 0, isLabelled ? 0 : -4);
+    context.fillText(name(texts.key, firstKey + k), 0, isLabelled ? 0 : -4);
     context.restore();
   }
 }
@@ -115,12 +124,13 @@ function drawLabels(
 function drawCursor(
   context: CanvasRenderingContext2D,
   { left, top, width: cell }: Place,
-  pattern: Pattern,
+  pattern: Cells,
   [q, k]: Cell,
   paint: (name: string) => string,
 ) {
   context.strokeStyle = paint("--line");
   context.strokeRect(left - 0.5, top - 0.5, cell * pattern.columns + 1, cell * pattern.rows + 1);
+  if (q < 0 || k < 0 || q >= pattern.rows || k >= pattern.columns) return;
   context.strokeStyle = paint("--pick");
   context.lineWidth = 1;
   context.strokeRect(left - 0.5, top + q * cell - 0.5, cell * pattern.columns + 1, cell + 1);

@@ -63,11 +63,11 @@ class Prefix:
 
     def _known(self, entry: Entry) -> Entry:
         """Return the entry, or the tokens where the stream that enters there is seen only after an edit of it."""
-        site = self._stream_site(entry)
+        site = self.stream_site(entry)
         hidden = site is None or (entry.layer == 0 and site in self.changed)
         return Entry(entry.stack, TOKENS) if hidden else entry
 
-    def _stream_site(self, entry: Entry) -> str | None:
+    def stream_site(self, entry: Entry) -> str | None:
         """Return the site of the stream that enters a layer, as it is before the edits of that layer."""
         name, stack = self.stacks[entry.stack]
         prefix = f"{name}." if name else ""
@@ -112,7 +112,7 @@ class Prefix:
         first = Entry(len(self.stacks) - 1, 0)
         later = any(positions)
         begun = {entry for entry in (*entries, *([first] if later else ())) if entry.layer != TOKENS}
-        streams = {entry: name for entry in begun if (name := self._stream_site(entry)) is not None}
+        streams = {entry: name for entry in begun if (name := self.stream_site(entry)) is not None}
         encoded = [self.stacks[0][1].final.at_out] if len(self.stacks) > 1 else []
         last = [] if at is None else [self.stacks[-1][1].final.at_out]
         read, grad = {*streams.values(), *sites, *encoded, *last}, torch.is_grad_enabled()
@@ -173,7 +173,7 @@ class Prefix:
 
     def stream_into(self, entry: Entry) -> str:
         """Return the site of the stream that rows which join at an entry come into."""
-        name = self._stream_site(entry)
+        name = self.stream_site(entry)
         assert name is not None, "rows join where there is a stream"
         return name
 

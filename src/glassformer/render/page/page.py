@@ -41,6 +41,22 @@ _DOCUMENT = """<!doctype html>
 </html>
 """
 
+_EXPLORER = """<!doctype html>
+<html lang="{lang}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>glassformer</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/explorer.css?lang={lang}">
+</head>
+<body class="explorer">
+<noscript><p>{noscript}</p></noscript>
+<script src="/explorer.js?lang={lang}"></script>
+</body>
+</html>
+"""
+
 
 def explanation_page(payload: Mapping[str, Any]) -> str:
     """Page of an explanation: one self-contained HTML document.
@@ -96,6 +112,18 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
     kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
     names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
     return _page("results", document, spoken("{names} of {model}", names=names, model=model) if model else names)
+
+
+def explorer_files() -> dict[str, str]:
+    """Files of the explorer, by name: its page, script and style sheet, in the language that is spoken.
+
+    The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server.
+    """
+    lang = language()
+    page = _EXPLORER.format(lang=lang, noscript=spoken("This page is drawn by its script. Please allow it to run."))
+    script = '"use strict";\n{\n' + colour_script() + _spoken("explorer", {}) + _built("explorer.js") + "}\n"
+    style = colour_style() + _built("page.css") + _built("explorer.css")
+    return {"index.html": page, "explorer.js": script, "explorer.css": style}
 
 
 def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:

@@ -1,0 +1,60 @@
+"""`glassformer serve`: open a page on models of one's own, on this machine."""
+
+from typing import Annotated, Any
+
+import tyro
+
+from glassformer.cli.arguments import check_known, placed_model
+from glassformer.cli.console import say
+from glassformer.cli.options import Placement
+from glassformer.config import require
+
+_PRESET = "gpt-4l"  # served where no model is named
+
+
+def serve(
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")] = (),
+    /,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    memory: float = 1.0,
+    no_browser: bool = False,
+    *,
+    placement: Placement,
+) -> None:
+    """Serve a page, and an API, on which every number is a real tensor: of a text of yours, in models of yours.
+
+    The server answers this machine alone, and whoever has the address that is printed: it holds a token. It opens the
+    models that are named here and no others, the first at once, each other when it is asked about. Ctrl-C ends it.
+
+    Examples:
+        glassformer serve
+        glassformer serve gpt-4l attn-only-2l
+        glassformer serve checkpoints/my-model --dtype bfloat16
+        glassformer serve gpt-4l --port 8000 --no-browser
+        glassformer serve gpt-4l --host 0.0.0.0 --token "$(openssl rand -hex 16)"
+
+    Args:
+        models: Shipped models, folders, or hub ids; gpt-4l by default.
+        host: Address to listen on; another than this machine's own demands --token.
+        port: Port to listen on; any free one by default.
+        token: What requests have to bring; drawn at random by default.
+        memory: Gigabytes that runs may keep.
+        no_browser: Open no browser.
+    """
+    require(0 <= port < 2**16, f"--port is 0 to 65535, 0 for any that is free; found {port}.")
+    require(0.01 <= memory <= 2**20, f"--memory takes gigabytes, 0.01 and more; found {memory}.")
+    named = list(dict.fromkeys(models or (_PRESET,)))
+    for name in named:
+        check_known(name)
+    from glassformer.serve import Limits, serve as serving
+
+    def opener(name: str) -> Any:
+        return lambda: placed_model(name, placement)
+
+    limits = Limits(memory=int(memory * 2**30))
+    serving(
+        {name: opener(name) for name in named}, host=host, port=port, token=token, limits=limits,
+        browser=not no_browser, say=say,
+    )  # fmt: skip

@@ -1,0 +1,574 @@
+"""Models that are served, and runs of them: what is kept, for how long, and the code that makes the same.
+
+A run is a model, tokens and changes; it never changes, and its id is the hash of what makes it. It keeps its stream,
+and what was read of it for as long as there is room: the oldest goes first, and comes back when it is asked for.
+"""
+
+import hashlib
+import itertools
+import math
+import re
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.analysis import Run
+from glassformer.analysis.heads import roles
+from glassformer.analysis.prepare import prepare
+from glassformer.analysis.sweep import KeptPass
+from glassformer.applicability import applied
+from glassformer.data import Marks
+from glassformer.errors import GlassformerError, ShapeMismatch, TextError, nearest
+from glassformer.files import json_text
+from glassformer.labelled import Labelled
+from glassformer.models import Model
+from glassformer.models.readable import readable_outputs
+from glassformer.models.reading import Inputs, Side
+from glassformer.serve.api import (
+    Borrowed,
+    Change,
+    LayerCard,
+    Likeliest,
+    MixerCard,
+    ModelCard,
+    RunCard,
+    RunSpec,
+    TokenCard,
+    traits_of,
+)
+from glassformer.serve.worker import Worker
+from glassformer.trace import Add, At, Edit, Project, Scale, Set, Site
+from glassformer.version import __version__
+
+_LIKELIEST = 5  # answers shown of each position
+_NAMED = {"set": Set, "add": Add, "scale": Scale}
+
+
+class NotKept(GlassformerError, KeyError):
+    """A run that is not kept, or not any more, or a model that is not served."""
+
+
+class TooLarge(GlassformerError, MemoryError):
+    """More was asked for than a limit allows."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server does at most.
+
+    Args:
+        text: Characters of a text.
+        tokens: Tokens of a run, of either side.
+        body: Bytes of a request's body.
+        memory: Bytes that all runs keep together.
+        answer: Bytes of one answer.
+        rows: Changes that one sweep makes.
+        new_tokens: Tokens that are drawn for one request.
+        waiting: Requests that wait for one model.
+    """
+
+    text: int = 200_000
+    tokens: int = 8_192
+    body: int = 2**20
+    memory: int = 2**30
+    answer: int = 2**28
+    rows: int = 20_000
+    new_tokens: int = 1_024
+    waiting: int = 256
+
+    def require(self, name: str, asked: int, what: str) -> None:
+        """Raise `TooLarge` if something is more than a limit."""
+        most: int = getattr(self, name)
+        if asked > most:
+            raise TooLarge(f"{what}: {asked:,}, and this server takes {most:,} at most. Ask for less at once.")
+
+
+class ServedModel:
+    """One model on the list of those that may be asked about.
+
+    Args:
+        id: Its name in addresses.
+        source: What it is loaded from.
+        load: Loads it.
+        limits: Of the server.
+    """
+
+    def __init__(self, id: str, source: str, load: Callable[[], Model], limits: Limits) -> None:
+        self.id, self.source, self._load = id, source, load
+        self.limits, self.worker = limits, Worker(f"model {id}", limits.waiting)
+        self.loaded: Model | None = None
+        # answers from weights alone, which stay what they are
+        self.known: OrderedDict[str, Any] = OrderedDict()
+
+    @property
+    def model(self) -> Model:
+        """The model, loaded if it is not; on its worker's thread."""
+        if self.loaded is None:
+            self.loaded = self._load()
+        return self.loaded
+
+    def remembered(self, key: str, made: Callable[[], Any], most: int = 32) -> Any:
+        """Return what was found of these weights before under a key, or find it now."""
+        key = f"{self.model.digest()} {key}"
+        if key not in self.known:
+            self.known[key] = made()
+            while len(self.known) > most:
+                self.known.popitem(last=False)
+        return self.known[key]
+
+    @property
+    def card(self) -> ModelCard:
+        model = self.loaded
+        if model is None:
+            return ModelCard(self.id, self.source, False)
+        config = model.config
+        return ModelCard(
+            id=self.id,
+            source=self.source,
+            loaded=True,
+            architecture=config.kind,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            d_model=config.d_model,
+            vocab_size=config.vocab_size,
+            max_len=config.max_len,
+            trained_length=model.trained_length,
+            logits_of=model.logits_of,
+            layers=layer_cards(model),
+            applies=_applicability(model),
+            notes=tuple(str(note) for note in model.checkpoint_notes),
+        )
+
+
+def layer_cards(model: Model) -> tuple[LayerCard, ...]:
+    """Return what each block is made of."""
+    heads_of, sites_of, found = (
+        defaultdict[str, list[roles.Head]](list),
+        defaultdict[str, list[Site]](list),
+        list[LayerCard](),
+    )
+    for head in roles.heads(model):
+        heads_of[head.path].append(head)
+    for site in model.sites().values():
+        sites_of[site.path].append(site)
+    for name, stack in model.stacks.items():
+        for index, layers in itertools.groupby(stack.sub_layers(), lambda layer: layer.layer):
+            mixers, others = list[MixerCard](), list[str]()
+            for layer in layers:
+                if (part := layer.attention) is None:
+                    others.append(layer.name)
+                    continue
+                heads, own = heads_of[part.path], sites_of[part.path]
+                by_head = [site.quantity for site in own if {"head", "kv_head"} & {*site.axes}]
+                keys = next((site.sizes["kv_head"] for site in own if "kv_head" in site.sizes), None)
+                config = part.config
+                sees_all = layer.crosses or model.reads_ahead(name or None)
+                window = getattr(config.mixer, "window", None)
+                mixers.append(
+                    MixerCard(
+                        path=part.path,
+                        mechanism=config.mixer.kind or "",
+                        settings=config.mixer.described,
+                        heads=tuple(head.label for head in heads),
+                        kv_heads=keys,
+                        pattern=heads[0].reading if heads else None,
+                        support="full" if sees_all else "causal",
+                        window=window if isinstance(window, int) else None,
+                        crosses=layer.crosses,
+                        traits=traits_of(part.traits),
+                        sites=tuple(by_head),
+                    )
+                )
+            found.append(LayerCard(name, index, tuple(mixers), tuple(others)))
+    return tuple(found)
+
+
+def _applicability(model: Model) -> dict[str, Any]:
+    """Return the rows of the table of what applies to what that are of a model's mechanisms."""
+    found: dict[str, Any] = {}
+    for layers in (model.sub_layers(stack) for stack in model.stacks):
+        for mixer in (layer.attention.config.mixer for layer in layers if layer.attention is not None):
+            rows = [row for row in applied().groups.get("mechanism", []) if row.name.partition("(")[0] == mixer.kind]
+            row = next((row for row in rows if mixer.described in (row.name, *row.also)), rows[0] if rows else None)
+            if row is not None:
+                found[mixer.described] = {name: one.to_dict() for name, one in row.outcomes.items()}
+    return found
+
+
+class ServedRun:
+    """One run: its stream, and what was read of it lately, as far as that takes half of the server's memory at most.
+
+    Args:
+        id: Its name in addresses.
+        served: Its model.
+        spec: What was asked for.
+        kept: The pass.
+        edits: Its changes as edits, as they were asked for.
+        code: What makes it in Python.
+        milliseconds: That making it took.
+    """
+
+    def __init__(
+        self, *, id: str, served: ServedModel, spec: RunSpec, kept: KeptPass, edits: Sequence[Edit], code: "RunCode",
+        milliseconds: float,
+    ) -> None:  # fmt: skip
+        self.id, self.served, self.spec, self.kept, self.code = id, served, spec, kept, code
+        self.edits, self.milliseconds = edits, milliseconds
+        self.sites: OrderedDict[str, Labelled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> Model:
+        return self.served.model
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept of it."""
+        with self._lock:
+            return self.kept.nbytes + sum(value.values.nbytes for value in self.sites.values())
+
+    def read(self, names: Iterable[str], *, logits: bool = False) -> Run:
+        """Return a run that has some sites, read now or before.
+
+        Args:
+            names: Sites, globs, short names or heads; of a head all of its layer is read.
+            logits: Whether it has logits too.
+        """
+        table = self.model.sites()
+        wanted = list(dict.fromkeys(one.site.name for name in names for one in table.locate(name)))
+        with self._lock:
+            have = {name: self.sites[name] for name in wanted if name in self.sites}
+            for name in have:
+                self.sites.move_to_end(name)
+        missing = [name for name in wanted if name not in have]
+        pairs = sum(self._pairs(table[name]) for name in missing)
+        self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
+        found = self.kept.read(missing, logits=logits)
+        with self._lock:
+            self.sites |= found.sites
+            # one run does not take the room of all: what was read first goes first
+            while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
+                self.sites.popitem(last=False)
+        return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
+
+    def _pairs(self, site: Site) -> int:
+        """Return how many numbers a site has for pairs of positions; none for one that has no such axes."""
+        if not {"query", "key"} <= {*site.axes}:
+            return 0
+        inputs = self.kept.inputs
+        lengths = [(inputs.source if site.reads_source(axis) else None) or inputs.output for axis in ("query", "key")]
+        return site.sizes.get("head", 1) * math.prod(max(side.counts) for side in lengths)
+
+    def forget_oldest(self) -> bool:
+        """Let go of what was not read for longest; return whether there was anything."""
+        with self._lock:
+            if not self.sites:
+                return False
+            self.sites.popitem(last=False)
+            return True
+
+    @property
+    def card(self) -> RunCard:
+        inputs = self.kept.inputs
+        model, sides = self.model, {"source": inputs.source, "target": inputs.output}
+        cards = {
+            name: () if side is None else token_cards(model, side, name == "source") for name, side in sides.items()
+        }
+        notes = tuple(str(note) for note in inputs.notes)
+        return RunCard(
+            id=self.id,
+            spec=self.spec,
+            tokens=cards["target"],
+            source_tokens=cards["source"],
+            top=self.top,
+            blocks_run=self.kept.blocks_run,
+            blocks=sum(len(stack.blocks) for stack in model.stacks.values()),
+            milliseconds=self.milliseconds,
+            bytes=self.nbytes,
+            notes=notes,
+            python="\n".join(self.code.lines("run", ())),
+        )
+
+    @cached_property
+    def top(self) -> tuple[Likeliest, ...]:
+        """The likeliest answers at each position; none of a model without logits."""
+        if not self.model.predicts:
+            return ()
+        k = min(_LIKELIEST, self.model.config.n_outputs)
+
+        def likeliest(logits: Tensor) -> Tensor:
+            best = logits.topk(k)
+            log_probs = best.values.double() - logits.logsumexp(-1, keepdim=True)
+            return torch.stack((log_probs, best.indices.double()), -1)
+
+        found = self.kept.of_logits(likeliest)[0]
+        ids = found[..., 1].long()
+        names = readable_outputs(self.model, ids)
+        return tuple(
+            Likeliest(tuple(row), tuple(words), tuple(log_probs))
+            for row, words, log_probs in zip(ids.tolist(), names, found[..., 0].tolist())
+        )
+
+
+class Store:
+    """The models that are served, and the runs that are kept.
+
+    Args:
+        models: What loads each, by what it is loaded from.
+        limits: Of the server.
+    """
+
+    def __init__(self, models: Mapping[str, Callable[[], Model]], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.models: dict[str, ServedModel] = {}
+        for source, load in models.items():
+            id = _named(source, self.models)
+            self.models[id] = ServedModel(id, source, load, self.limits)
+        self.runs: OrderedDict[str, ServedRun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def model(self, id: str) -> ServedModel:
+        """Return a model by its id; raises `NotKept` for one that is not served."""
+        if id not in self.models:
+            known = ", ".join(self.models)
+            raise NotKept(
+                f'no model "{id[:80]}" is served.{nearest(id, self.models)} Served: {known}. A server opens the '
+                "models that it was started with, and no others."
+            )
+        return self.models[id]
+
+    def run(self, id: str) -> ServedRun:
+        """Return a run by its id; raises `NotKept` for one that is not kept."""
+        with self._lock:
+            if id not in self.runs:
+                raise NotKept(
+                    f'no run "{id[:80]}" is kept. Runs that nobody asked about for long are let go, and a server that '
+                    "was started anew has none: ask for it again by its spec (POST runs)."
+                )
+            self.runs.move_to_end(id)
+            return self.runs[id]
+
+    def made(self, spec: RunSpec) -> ServedRun:
+        """Return the run of a spec, made now or before; on the thread of its model's worker."""
+        served, limits = self.model(spec.model), self.limits
+        for words in (spec.text, spec.target):
+            limits.require("text", len(words or ""), "characters of the text")
+        for ids in (spec.ids, spec.target_ids):
+            limits.require("tokens", len(ids or ()), "tokens")
+        model = served.model
+        id = _hash(spec, model)
+        with self._lock:
+            if id in self.runs:
+                self.runs.move_to_end(id)
+                return self.runs[id]
+        started = time.perf_counter()
+        same = self._same_text(spec, served)
+        inputs = same.kept.inputs if same is not None else self._read(model, spec)
+        edits, lenders = self._edits(model, spec.changes)
+        code = RunCode(served.source, spec, inputs, lenders)
+        kept = KeptPass(model, inputs, edit=edits) if same is None else same.kept.under(edits)
+        took = 1000 * (time.perf_counter() - started)
+        run = ServedRun(id=id, served=served, spec=spec, kept=kept, edits=edits, code=code, milliseconds=took)
+        return self._keep(run)
+
+    def fit(self) -> None:
+        """Let go of what is oldest until all that is kept is within the limit; the newest run stays."""
+        with self._lock:
+            left = list(self.runs.values())
+            total = sum(run.nbytes for run in left)
+            while total > self.limits.memory and left:
+                oldest = left[0]
+                if oldest.forget_oldest():
+                    total = sum(run.nbytes for run in left)
+                    continue
+                if len(left) == 1:
+                    return
+                del self.runs[oldest.id]
+                left = left[1:]
+                total = sum(run.nbytes for run in left)
+
+    def _read(self, model: Model, spec: RunSpec) -> Inputs:
+        """Return what a run reads, checked before anything runs."""
+        target = spec.target if spec.target_ids is None else list(spec.target_ids)
+        given = spec.text if spec.ids is None else list(spec.ids)
+        if given == [] or target == []:
+            raise TextError("the text is empty: give at least one token.")
+        if target is not None and not model.reads_pairs:
+            raise ShapeMismatch(f'"{spec.model}" has no decoder beside an encoder: leave the target out.')
+        inputs = prepare(model, given, target, specials=spec.specials, allow_unknown=spec.allow_unknown)
+        for side in inputs.sides.values():
+            self.limits.require("tokens", max(side.counts, default=0), "tokens of the text")
+        blocks = sum(len(stack.blocks) + 1 for stack in model.stacks.values())
+        longest = max(max(side.counts, default=0) for side in inputs.sides.values())
+        # four bytes of a number: what is kept of any run
+        self.limits.require("memory", 4 * longest * model.config.d_model * blocks, "bytes that the run would keep")
+        return inputs
+
+    def _same_text(self, spec: RunSpec, served: ServedModel) -> ServedRun | None:
+        """Return the kept run of the same tokens whose changes are most like these."""
+        bare = replace(spec, changes=())
+        with self._lock:
+            same = [run for run in self.runs.values() if run.served is served and replace(run.spec, changes=()) == bare]
+        return max(same, key=lambda run: _alike(run.spec.changes, spec.changes), default=None)
+
+    def _edits(self, model: Model, changes: Sequence[Change]) -> tuple[list[Edit], dict[str, "RunCode"]]:
+        """Return changes as edits, with what they borrow looked up; and how the runs they borrow from are made."""
+        found, lenders = list[Edit](), dict[str, RunCode]()
+        for change in changes:
+            at, value = At(**change.at.where), change.value
+            if isinstance(value, Borrowed):
+                lender = self.run(value.run)
+                lenders[value.run] = lender.code
+                for one in model.sites().locate(change.site, at):
+                    lent = lender.read([one.site.name])[one.site.name]
+                    found.append(_edit(change, one.site.name, one.at, _part(lent, one.site, one.at, value)))
+            else:
+                number = value if isinstance(value, float) else torch.tensor(value)
+                found.append(_edit(change, change.site, at, number))
+        return found, lenders
+
+    def _keep(self, run: ServedRun) -> ServedRun:
+        with self._lock:
+            run = self.runs.setdefault(run.id, run)
+            self.runs.move_to_end(run.id)
+        self.fit()
+        return run
+
+
+def _alike(changes: Sequence[Change], others: Sequence[Change]) -> int:
+    """Return how many changes two runs share."""
+    return sum(change in others for change in changes) - sum(change not in changes for change in others)
+
+
+def _part(lent: Labelled, site: Site, at: At, asked: Borrowed) -> Tensor:
+    """Return the part of what a run has at a site, averaged if that was asked for."""
+    if not asked.mean:
+        return at.of(lent, site)
+    dims = [lent.dim(axis) for axis in asked.mean]
+    return at.take(lent.values.mean(dims, keepdim=True).expand(lent.shape), site)
+
+
+def _edit(change: Change, site: str, at: At, value: float | Tensor) -> Edit:
+    if change.edit == "project":
+        if not isinstance(value, Tensor):
+            raise ShapeMismatch('Project takes a direction: "value": [0.1, …], as long as the last axis.')
+        return Project(site, value, change.keep, at=at)
+    return _NAMED[change.edit](site, value, at=at)
+
+
+def _hash(spec: RunSpec, model: Model) -> str:
+    # the same file gives other numbers in another type
+    of = {"weights": model.digest(), "type": str(next(model.parameters()).dtype), "version": __version__}
+    whole = json_text({"spec": spec.to_dict()} | of, sort=True, tight=True)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _named(source: str, taken: Collection[str]) -> str:
+    """Return a short name for what a model is loaded from, fit for an address."""
+    last = source.rstrip("/").rpartition("/")[2]
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.") or "model"
+    names = (word if n == 1 else f"{word}-{n}" for n in itertools.count(1))
+    return next(name for name in names if name not in taken)
+
+
+def token_cards(model: Model, side: Side, of_source: bool) -> tuple[TokenCard, ...]:
+    """Return the tokens of one row, each with its bytes and its place in the text, if that is known."""
+    tokenizer = model.source_tokenizer if of_source else model.tokenizer
+    ids = side.rows[0]
+    spans: list[tuple[int, int] | None] = [None] * len(ids)
+    if tokenizer is not None and side.text is not None:
+        own, places = tokenizer.encode(side.text), tokenizer.spans(side.text)
+        first = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), None)
+        if first is not None:
+            before = [0, *itertools.accumulate(len(c.encode("utf-8", "surrogatepass")) for c in side.text)]
+            spans[first : first + len(own)] = [(before[start], before[end]) for start, end in places]
+    marks: Marks = side.marks
+    raw = [b"" if tokenizer is None else tokenizer.bytes_of(id) for id in ids]
+    return tuple(
+        TokenCard(id, text, some.hex(), span, i in marks.unknown)
+        for i, (id, text, some, span) in enumerate(zip(ids, side.tokens[0], raw, spans))
+    )
+
+
+class RunCode:
+    """The Python that makes a run.
+
+    Args:
+        source: What its model is loaded from.
+        spec: What was asked for.
+        inputs: What it read.
+        lenders: How the runs that it borrows from are made, by their ids.
+    """
+
+    def __init__(self, source: str, spec: RunSpec, inputs: Inputs, lenders: Mapping[str, "RunCode"]) -> None:
+        self.source, self.spec, self.inputs, self.lenders = source, spec, inputs, lenders
+
+    def lines(self, name: str, reads: Sequence[str]) -> list[str]:
+        """Return the lines that import, load the model and run it.
+
+        Args:
+            name: What the run is called.
+            reads: What is read, as code.
+        """
+        tensors = any(not isinstance(change.value, float | Borrowed) for change in self.every_change())
+        imports = ["import torch"] if tensors else []
+        return [*imports, "import glassformer as gf", "", f"model = gf.load({self.source!r})", *self.run(name, reads)]
+
+    def run(self, name: str, reads: Sequence[str]) -> list[str]:
+        """Return the lines that make the run of a model that is loaded."""
+        before = list[str]()
+        for i, (id, code) in enumerate(self.lenders.items()):
+            borrowed = [c.site for c in self.spec.changes if isinstance(c.value, Borrowed) and c.value.run == id]
+            before += code.run(self._lender(name, i), [repr(site) for site in dict.fromkeys(borrowed)])
+        given = repr(self.spec.text if self.spec.ids is None else list(self.spec.ids))
+        said = [given]
+        if self.inputs.source is not None:
+            target = self.spec.target if self.spec.target_ids is None else list(self.spec.target_ids)
+            said.append(repr(target if target is not None else self.inputs.output.rows[0]))
+        if self.spec.specials is not None:
+            said.append(f"specials={self.spec.specials}")
+        if self.spec.allow_unknown:
+            said.append("allow_unknown=True")
+        if self.spec.changes:
+            said.append(f"edit=[{self.edits(name)}]")
+        if reads:
+            said.append(f"read=[{', '.join(reads)}]")
+        return [*before, f"{name} = gf.run(model, {', '.join(said)})"]
+
+    def edits(self, name: str) -> str:
+        """Return the changes of the run as code, with commas between."""
+        return ", ".join(self._edit(name, change) for change in self.spec.changes)
+
+    def every_change(self) -> list[Change]:
+        """The changes of the run, and of those it borrows from."""
+        return [*self.spec.changes, *(change for code in self.lenders.values() for change in code.every_change())]
+
+    def _lender(self, name: str, i: int) -> str:
+        return f"{name}_lender_{i}"
+
+    def _edit(self, name: str, change: Change) -> str:
+        where = ", ".join(f"{axis}={place!r}" for axis, place in change.at.where.items())
+        at = f", at=gf.At({where})" if where else ""
+        value = (
+            repr(change.value)
+            if isinstance(change.value, float)
+            else f"torch.tensor({list(change.value)})"
+            if (isinstance(change.value, tuple))
+            else self._borrowed(name, change)
+        )
+        keep = ", keep=True" if change.keep else ""
+        return f"gf.{change.edit.capitalize()}({change.site!r}, {value}{keep}{at})"
+
+    def _borrowed(self, name: str, change: Change) -> str:
+        assert isinstance(change.value, Borrowed), "asked where it is"
+        lender = self._lender(name, list(self.lenders).index(change.value.run))
+        if not change.value.mean:
+            return lender if change.edit == "set" else f"{lender}[{change.site!r}]"
+        dims = ", ".join(f"{lender}[{change.site!r}].dim({axis!r})" for axis in change.value.mean)
+        return f"{lender}[{change.site!r}].values.mean(({dims},), keepdim=True)"

@@ -1,0 +1,228 @@
+"""The explorer's views of one position, of composition, of sweeps and of texts that go on, in a real browser."""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import glassformer as gf
+from glassformer.analysis.attribution import direct_logit_attribution
+from glassformer.analysis.lens import lens_grid
+from glassformer.models import Sampling, stream
+from glassformer.models.sampling import sampling_steps
+from pages import accessibility_report
+from served import TOKEN, Listening
+
+pytestmark = pytest.mark.browser
+
+TEXT = "def add(a, b):\n    return a"
+Opener = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[Listening]:
+    server = Listening({name: lambda name=name: gf.load(name) for name in ("gpt-4l", "attn-only-2l")})
+    # the one that the page opens with is in memory, as it is of a server that was started
+    _ = server.model("gpt-4l")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
+    """Return a function that opens the page with a text; it may not have complained, nor asked another host."""
+    contexts, complaints, elsewhere = list[Any](), list[str](), list[str]()
+
+    def opened(text: str | None = TEXT, model: str = "gpt-4l", *, scheme: Any = "light", width: int = 1440) -> Page:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        contexts.append(context)
+        shown = context.new_page()
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on("request", lambda one: None if one.url.startswith(listening.root) else elsewhere.append(one.url))
+        shown.goto(f"{listening.root}/?token={TOKEN}")
+        if model != "gpt-4l":
+            shown.locator("header select").first.select_option(model)
+        if text is None:
+            return shown
+        shown.locator("textarea").first.fill(text)
+        shown.keyboard.press("Control+Enter")
+        shown.locator("#view .levels").wait_for()
+        return shown
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == [] and [url for url in elsewhere if not url.startswith(("data:", "blob:"))] == []
+
+
+def at_level(shown: Page, level: int, tab: str | None = None) -> None:
+    """Go to a level by its key, and to a tab there."""
+    shown.locator("#view").focus()
+    shown.keyboard.press(str(level))
+    if tab is not None:
+        shown.get_by_role("button", name=tab, exact=True).click()
+
+
+def cells(shown: Page, table: str) -> list[list[str]]:
+    """Return the texts of a table's rows."""
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+    return shown.locator(f"{table} > tbody > tr").evaluate_all(script)
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-").replace("+", "").replace(",", "").replace("%", "").strip())
+
+
+def test_a_position_shows_the_librarys_numbers(explorer: Opener, listening: Listening) -> None:
+    shown = explorer()
+    at_level(shown, 3)
+    shown.locator("table.waterfall").wait_for()
+    shown.locator(".position details summary").first.click()
+    run = gf.run(listening.model("gpt-4l"), TEXT, read=[direct_logit_attribution, lens_grid])
+    found = direct_logit_attribution(run)
+    theirs = dict(zip(found.contributions.labels("component"), found.contributions.values.tolist()))
+    rows = cells(shown, ".position details table.bars")
+    assert len(rows) == len(theirs)
+    for name, value, _ in rows:
+        assert number(value) == pytest.approx(theirs["token" if name == "token embedding" else name], abs=6e-5)
+    steps = [number(value) for _, value, _, _ in cells(shown, "table.waterfall")[1:]]
+    assert sum(steps) == pytest.approx(float(found.total.values), abs=0.0006 * len(steps))
+
+    shown.locator("table.drawing tbody tr").first.wait_for()
+    assert run.logits is not None
+    draw = sampling_steps(run.logits[:, -1], Sampling())
+    best = draw.stages[0].probabilities[0].topk(12).values.tolist()
+    for (_, logit, share), p in zip(cells(shown, "table.drawing"), best):
+        assert logit.split()[-2] + " %" == share and number(share) == pytest.approx(100 * p, rel=0.01)
+    lens = lens_grid(run, positions=[-1], k=6)
+    chances = lens.top_probability.values[:, 0, 0].flip(0).tolist()
+    for row, expected in zip(cells(shown, "table.grid"), chances):
+        told = [number(cell.split("\n")[-1].removeprefix("<")) for cell in row[1:7]]
+        assert told == pytest.approx([100 * p for p in expected], rel=0.02, abs=0.001)
+
+
+@pytest.mark.full
+def test_what_a_model_has_not_is_refused_in_the_librarys_words(explorer: Opener) -> None:
+    shown = explorer(model="attn-only-2l")
+    at_level(shown, 3)
+    expect(shown.locator("section[aria-labelledby=position-neurons]")).to_contain_text("this model has no MLP")
+    expect(shown.locator("table.waterfall")).to_be_visible()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
+def test_every_view_is_accessible(explorer: Opener, scheme: str, width: int) -> None:
+    shown = explorer(scheme=scheme, width=width)
+    at_level(shown, 3)
+    shown.locator("table.drawing tbody tr").first.wait_for()
+    assert accessibility_report(shown, "#view") == ""
+    at_level(shown, 3, "The text goes on")
+    shown.locator(".writing").press("Space")
+    shown.locator("table.drawing tbody tr").first.wait_for()
+    assert accessibility_report(shown, "#view") == ""
+    at_level(shown, 1, "Sweeps")
+    shown.get_by_role("button", name="Start").click()
+    shown.locator("canvas.map").click()
+    assert accessibility_report(shown, "#view") == ""
+    at_level(shown, 1, "Composition")
+    shown.locator("svg .node").first.wait_for()
+    assert accessibility_report(shown, "#view") == ""
+
+
+@pytest.mark.full
+def test_a_sweep_fills_in_with_what_ablations_give_and_a_cell_becomes_a_change(
+    explorer: Opener, listening: Listening
+) -> None:
+    shown, model = explorer(), listening.model("gpt-4l")
+    at_level(shown, 1, "Sweeps")
+    shown.get_by_role("button", name="Start").press("Enter")
+    expect(shown.locator(".sweep [role=status]")).to_contain_text("32 of 32 changes")
+    shown.locator(".sweep details summary").press("Enter")
+    rows = cells(shown, ".sweep details table")
+    bare = gf.run(model, TEXT)
+    assert bare.logits is not None
+    answer = int(bare.logits[0, -1].argmax())
+    for layer, head in random.Random(0).sample([(i, j) for i in range(4) for j in range(8)], 5):
+        without = gf.run(model, TEXT, edit=[gf.Scale(f"L{layer}H{head}.z", 0.0)])
+        assert without.logits is not None
+        effect = float(without.logits[0, -1, answer] - bare.logits[0, -1, answer])
+        assert number(rows[3 - layer][1 + head]) == pytest.approx(effect, abs=6e-3, rel=0.05)
+    shown.locator("canvas.map").press("Enter")
+    shown.get_by_role("button", name="Make this change in run B").press("Enter")
+    cell = re.match(r"L\dH\d", shown.locator(".offer").inner_text())
+    assert cell is not None
+    expect(shown.locator(".ledger")).to_contain_text(f"{cell.group()}.z is zero")
+
+
+@pytest.mark.full
+def test_escape_ends_a_sweep_and_what_came_stays(explorer: Opener) -> None:
+    # long enough that it is not over before the key is pressed
+    shown = explorer(TEXT * 40)
+    at_level(shown, 1, "Sweeps")
+    shown.get_by_role("button", name="Start").press("Enter")
+    shown.locator("canvas.map").wait_for()
+    shown.keyboard.press("Escape")
+    expect(shown.get_by_role("button", name="Start")).to_be_visible()
+    status = shown.locator(".sweep [role=status]")
+    told = status.inner_text()
+    assert int(told.split()[0]) < 32
+    shown.wait_for_timeout(500)
+    assert status.inner_text() == told
+
+
+@pytest.mark.full
+def test_a_text_goes_on_by_the_space_bar_as_it_does_in_python(explorer: Opener, listening: Listening) -> None:
+    shown, model = explorer(), listening.model("gpt-4l")
+    at_level(shown, 3, "The text goes on")
+    for name, value in {"top-k": "8", "top-p": "0.9", "seed": "3", "new tokens at most": "6"}.items():
+        shown.get_by_label(name).fill(value)
+        shown.get_by_label(name).press("Tab")
+    shown.locator(".writing").press("Space")
+    expect(shown.locator(".writing .new")).to_have_count(1)
+    shown.locator(".writing").press("Shift+Space")
+    expect(shown.locator(".writing .new")).to_have_count(6)
+    ids = gf.run(model, TEXT).ids
+    assert ids is not None
+    steps = [*stream(model, ids, Sampling(top_k=8, top_p=0.9, seed=3), max_new_tokens=6)]
+    assert model.tokenizer is not None
+    texts = [model.tokenizer.token(id) for step in steps if (id := step.tokens[0]) is not None]
+    seen = [text.replace("·", " ").replace("⏎", "\n") for text in shown.locator(".writing .new").all_inner_texts()]
+    assert [text.strip("\n") for text in seen] == [text.strip("\n") for text in texts]
+    draw = steps[-1].draw
+    assert draw is not None
+    expect(shown.locator("table.drawing s")).to_have_count(12 - int(draw.stages[-1].kept))
+
+
+@pytest.mark.full
+def test_composition_answers_to_the_keyboard_and_to_the_threshold(explorer: Opener) -> None:
+    shown = explorer()
+    at_level(shown, 1, "Composition")
+    edges = shown.locator("svg path.edge")
+    edges.first.wait_for()
+    before = edges.count()
+    slider = shown.locator(".slider input")
+    slider.press("End")
+    assert edges.count() < before
+    slider.press("Home")
+    assert edges.count() > before
+    reached = shown.locator("svg .node[tabindex='0']")
+    reached.focus()
+    shown.keyboard.press("ArrowDown")
+    shown.keyboard.press("ArrowLeft")
+    shown.keyboard.press("Enter")
+    expect(shown.locator("svg .node[aria-pressed=true]")).to_have_attribute("data-head", "L2H6")
+    expect(shown.locator(".inspector")).to_contain_text("L2H6")
+
+
+@pytest.mark.full
+def test_composition_needs_no_text(explorer: Opener) -> None:
+    shown = explorer(None)
+    shown.locator(".welcome summary").press("Enter")
+    node = shown.locator("svg .node[data-head=L2H4]")
+    node.wait_for()
+    node.press("Enter")
+    expect(node).to_have_attribute("aria-pressed", "true")
+    expect(shown.locator("table.bars caption")).to_have_text("Pairs with L2H4")

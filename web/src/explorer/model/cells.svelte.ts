@@ -1,0 +1,167 @@
+// What the cells of the map of heads may show: a picture of what a head looks at, or a number of it.
+
+import { untrack } from "svelte";
+
+import type { Scale } from "../../colours";
+import { spoken } from "../../words";
+import type { Fault } from "../api";
+import { Asked } from "../asked.svelte";
+import { faultOf, type Explorer } from "../explorer.svelte";
+import { headsOf, ofShown, ofWeights } from "../looking";
+import { roleName } from "../../explanation/explained";
+import { isDropped } from "../transport";
+
+/** What is known of each head, or of a sub-layer, by its label. */
+export interface Scores {
+  key: string;
+  name: string;
+  /** In what: a share from 0 to 1, or logits. */
+  unit: "share" | "logits";
+  values: ReadonlyMap<string, number | null>;
+  fault: Fault | null;
+  isWaiting: boolean;
+}
+
+const ROLES = ["previous_token", "induction", "duplicate_token", "first_token", "current_token"];
+
+interface Swept {
+  runs: readonly string[];
+  answer: number | null;
+  against: number | null;
+  position: number;
+}
+
+interface Step {
+  i?: number;
+  at?: string;
+  value?: number;
+  base?: number;
+}
+
+export class Cells {
+  private readonly roles: Asked;
+  private readonly general: Asked;
+  private readonly direct: Asked;
+  readonly thumbs: Asked;
+  private ablated = $state.raw<ReadonlyMap<string, number>>(new Map());
+  private ablation = $state.raw<{ fault: Fault | null; isWaiting: boolean }>({ fault: null, isWaiting: false });
+
+  constructor(private readonly explorer: Explorer) {
+    const api = explorer.api;
+    const shows = (prefix: string) => this.isFinder || this.chosen.startsWith(prefix);
+    this.roles = new Asked(api, () => (shows("text ") ? ofShown(explorer, "roles") : null));
+    this.general = new Asked(api, () => (shows("general ") ? ofWeights(explorer, "scores") : null));
+    const aimed = () => ({ answer: explorer.aim.answer, against: explorer.aim.against, position: this.position });
+    this.direct = new Asked(api, () => (shows("direct") ? ofShown(explorer, "attribution", { view: aimed() }) : null));
+    this.thumbs = new Asked(api, () => {
+      if (this.chosen !== "pattern" || this.isFinder) return null;
+      const isSigned =
+        explorer.show === "difference" ||
+        [...headsOf(explorer.model).values()].some((head) => head.mixer.pattern === "signed");
+      const size = headsOf(explorer.model).size > 400 ? 48 : 96;
+      return ofShown(explorer, "thumbs", { view: { size, encoding: isSigned ? "signed8" : "sqrt8" } });
+    });
+    // many passes: only once it is asked for by name
+    const wanted = $derived((this.isFinder ? explorer.tabs.sort : this.chosen) === "ablation");
+    const sweeps = $derived(
+      JSON.stringify({
+        ...aimed(),
+        runs: explorer.show === "difference" ? [explorer.shown.id, explorer.a.id] : [explorer.shown.id],
+      }),
+    );
+    $effect(() => {
+      if (!wanted) return;
+      const { runs, ...aim } = JSON.parse(sweeps) as Swept;
+      const leaving = new AbortController();
+      untrack(() => void this.ablate(runs, aim, leaving));
+      return () => leaving.abort();
+    });
+  }
+
+  get chosen(): string {
+    return this.explorer.tabs.cells ?? "pattern";
+  }
+
+  get isFinder(): boolean {
+    return this.explorer.tabs.model === "finder";
+  }
+
+  /** Whose answer is asked about: the query under the cursor, if queries are what the logits are of. */
+  get position(): number {
+    const { head, cursor, model } = this.explorer;
+    return head?.layer.stack === "encoder" && model.layers.some((layer) => layer.stack === "decoder")
+      ? -1
+      : cursor.query;
+  }
+
+  private async ablate(runs: readonly string[], aim: Omit<Swept, "runs">, leaving: AbortController): Promise<void> {
+    this.ablated = new Map();
+    this.ablation = { fault: null, isWaiting: true };
+    try {
+      for (const [n, run] of runs.entries()) {
+        let base = 0;
+        const found = new Map(this.ablated);
+        for await (const step of this.explorer.api.steps<Step>(
+          "sweeps",
+          { run, sweep: "ablate_heads", ...aim },
+          leaving.signal,
+        )) {
+          if (step.base !== undefined) base = step.base;
+          if (step.at === undefined) continue;
+          const effect = step.value! - base;
+          found.set(step.at, n ? (found.get(step.at) ?? NaN) - effect : effect);
+          this.ablated = new Map(found);
+        }
+      }
+      this.ablation = { fault: null, isWaiting: false };
+    } catch (error) {
+      if (!isDropped(error) && !leaving.signal.aborted) this.ablation = { fault: faultOf(error), isWaiting: false };
+    }
+  }
+
+  /** Everything there is to show as a number, whether it was asked for yet or not. */
+  get all(): readonly Scores[] {
+    const ofRoles = (asked: Asked, prefix: string, name: (role: string) => string): Scores[] => {
+      const scores = asked.answer?.arrays.scores;
+      const roles = (scores?.labels("role") as string[] | undefined) ?? ROLES;
+      return roles.map((role, r) => ({
+        key: `${prefix} ${role}`,
+        name: name(roleName(role)),
+        unit: "share",
+        values: new Map(scores?.labels("head").map((label, h) => [String(label), scores.at(h, r)])),
+        fault: asked.fault,
+        isWaiting: asked.isWaiting,
+      }));
+    };
+    const parts = this.direct.answer?.arrays.contributions;
+    return [
+      {
+        key: "direct",
+        name: spoken("direct effect on the logit"),
+        unit: "logits",
+        fault: this.direct.fault,
+        isWaiting: this.direct.isWaiting,
+        values: new Map(parts?.labels("component").map((label, i) => [String(label), parts.at(i)])),
+      },
+      {
+        key: "ablation",
+        name: spoken("effect of setting it to zero"),
+        unit: "logits",
+        values: this.ablated,
+        ...this.ablation,
+      },
+      ...ofRoles(this.roles, "text", (role) => spoken("{role}, on this text", { role })),
+      ...ofRoles(this.general, "general", (role) => spoken("{role}, in general", { role })),
+    ];
+  }
+
+  get scores(): Scores | null {
+    return this.all.find((scores) => scores.key === this.chosen) ?? null;
+  }
+}
+
+/** The colours of scores: shares from 0 to 1, differences and logits from minus to plus the largest. */
+export function scaleOf({ unit, values }: Scores, isDifference: boolean): Scale {
+  if (unit === "share" && !isDifference) return { limit: 1, isSigned: false };
+  return { limit: Math.max(1e-9, ...[...values.values()].map((value) => Math.abs(value ?? 0))), isSigned: true };
+}

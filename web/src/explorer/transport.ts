@@ -1,0 +1,166 @@
+// How pictures reach numbers: over HTTP from the server of this page; from what a file carries, or through a notebook, alike.
+
+import type { Tensor } from "../tensor";
+import type {
+  Fault,
+  GenerateSpec,
+  ModelCard,
+  RunCard,
+  RunSpec,
+  SweepSpec,
+  TokenCard,
+  TokenizeSpec,
+  Views,
+} from "./api";
+import { readFrame, type Sent } from "./frame";
+
+/** A question: what it is asked of, and how its answer is wanted. */
+export interface Question<Name extends keyof Views = keyof Views> {
+  name: Name;
+  /** A run by its id, or a model by its name, for what weights alone answer. */
+  of: { run: string } | { model: string };
+  /** `L1H6`, for questions about one head. */
+  head?: string;
+  /** A position, for questions about one. */
+  index?: number;
+  view?: Views[Name];
+}
+
+/** What a question is answered with: labelled arrays, further facts, and the Python that gives the same. */
+export interface Answer {
+  question: string;
+  arrays: Readonly<Record<string, Tensor>>;
+  /** How each array was sent. */
+  sent: Readonly<Record<string, Sent>>;
+  facts: Readonly<Record<string, unknown>>;
+  python: string;
+}
+
+/** The server's refusal, in its words: what a mechanism does not define, a limit, a mistake. */
+export class Refusal extends Error {
+  constructor(readonly fault: Fault) {
+    super(fault.message);
+  }
+}
+
+/** Whether something was asked for and then not wanted any more, which nobody is told. */
+export const isDropped = (error: unknown): boolean =>
+  (error instanceof DOMException && error.name === "AbortError") ||
+  (error instanceof Refusal && error.fault.code === "Superseded");
+
+export interface Transport {
+  models(): Promise<readonly ModelCard[]>;
+  load(model: string): Promise<ModelCard>;
+  tokenize(spec: TokenizeSpec, signal?: AbortSignal): Promise<readonly TokenCard[]>;
+  run(spec: RunSpec, signal?: AbortSignal): Promise<RunCard>;
+  /** In one lane only the latest question is answered. */
+  ask(question: Question, options?: { lane?: string; signal?: AbortSignal }): Promise<Answer>;
+  /** Answers that come piece by piece; whoever stops reading ends them. */
+  steps<Step>(kind: "sweeps", spec: SweepSpec, signal?: AbortSignal): AsyncGenerator<Step>;
+  steps<Step>(kind: "generate", spec: GenerateSpec, signal?: AbortSignal): AsyncGenerator<Step>;
+  /** Where a file of sites of a run lies. */
+  file(run: string, sites: readonly string[], form: "npz" | "safetensors" | "csv"): string;
+}
+
+const ROOT = "/api/v1";
+
+export class HttpTransport implements Transport {
+  // lanes of two pages do not meet
+  // what makes each run: a server lets go of runs, and one that was started anew has none
+  private readonly made = new Map<string, RunSpec>();
+  private readonly page = crypto.getRandomValues(new Uint32Array(2)).join("-");
+
+  models = async () => (await this.fetched("/models")).json() as Promise<readonly ModelCard[]>;
+  load = async (model: string) => (await this.posted("/models/load", { model })).json() as Promise<ModelCard>;
+  tokenize = async (spec: TokenizeSpec, signal?: AbortSignal) =>
+    (await this.posted("/tokenize", spec, { signal })).json() as Promise<readonly TokenCard[]>;
+
+  async run(spec: RunSpec, signal?: AbortSignal): Promise<RunCard> {
+    const card = (await (await this.posted("/runs", spec, { signal })).json()) as RunCard;
+    this.made.set(card.id, spec);
+    return card;
+  }
+
+  async ask(
+    { name, of, head, index, view }: Question,
+    { lane, signal }: { lane?: string; signal?: AbortSignal } = {},
+  ): Promise<Answer> {
+    const path = [
+      "run" in of ? `/runs/${of.run}` : `/models/${encodeURIComponent(of.model)}`,
+      name,
+      head,
+      index,
+    ].filter((part) => part !== undefined);
+    const said = Object.entries({ ...view, form: "frame" })
+      .filter(([, value]) => value !== null && value !== undefined)
+      .map(([key, value]) => [key, String(value)]);
+    const runs = ["run" in of ? of.run : undefined, view?.minus ?? undefined];
+    const found = await this.kept(runs, () =>
+      this.fetched(`${path.join("/")}?${new URLSearchParams(said)}`, { signal, lane }),
+    );
+    const { told, arrays } = readFrame(await found.arrayBuffer());
+    return { question: told.question, facts: told.facts, python: told.python, sent: told.arrays, arrays };
+  }
+
+  async *steps<Step>(
+    kind: "sweeps" | "generate",
+    spec: SweepSpec | GenerateSpec,
+    signal?: AbortSignal,
+  ): AsyncGenerator<Step> {
+    const own = new AbortController();
+    const either = signal ? AbortSignal.any([signal, own.signal]) : own.signal;
+    const runs = [spec.run, ("donor" in spec && spec.donor) || undefined];
+    const found = await this.kept(runs, () => this.posted(`/${kind}`, spec, { signal: either }));
+    const reader = found.body!.pipeThrough(new TextDecoderStream()).getReader();
+    try {
+      for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
+        const lines = (rest + part.value).split("\n");
+        rest = lines.pop()!;
+        for (const line of lines) {
+          const step = JSON.parse(line) as { fault?: Fault };
+          if (step.fault) throw new Refusal(step.fault);
+          yield step as Awaited<Step>;
+        }
+      }
+    } finally {
+      own.abort();
+    }
+  }
+
+  file = (run: string, sites: readonly string[], form: string): string =>
+    `${ROOT}/runs/${run}/export?${new URLSearchParams({ form, sites: sites.join(",") })}`;
+
+  /** Ask about runs, which are made again if the server has let them go. */
+  private async kept(runs: readonly (string | undefined)[], ask: () => Promise<Response>): Promise<Response> {
+    try {
+      return await ask();
+    } catch (error) {
+      const specs = runs.flatMap((id) => this.made.get(id ?? "") ?? []);
+      if (!(error instanceof Refusal) || error.fault.code !== "NotKept" || !specs.length) throw error;
+      for (const spec of specs) await this.run(spec);
+      return ask();
+    }
+  }
+
+  private posted(path: string, body: unknown, options: { signal?: AbortSignal } = {}): Promise<Response> {
+    return this.fetched(path, {
+      ...options,
+      method: "POST",
+      body: JSON.stringify(body),
+      headers: { "content-type": "application/json" },
+    });
+  }
+
+  private async fetched(
+    path: string,
+    { lane, headers, ...options }: RequestInit & { lane?: string; headers?: Record<string, string> } = {},
+  ): Promise<Response> {
+    const found = await fetch(ROOT + path, {
+      ...options,
+      headers: lane ? { ...headers, "glassformer-lane": `${this.page}/${lane}` } : headers,
+    });
+    if (found.ok) return found;
+    const told = (await found.json().catch(() => null)) as { fault: Fault } | null;
+    throw new Refusal(told?.fault ?? { code: "Unexpected", message: `HTTP ${found.status}`, hint: "" });
+  }
+}

@@ -1,0 +1,72 @@
+// Words of the explorer for what the server has names for.
+
+import { spoken } from "../words";
+import type { Change, RunCard, RunSpec, TokenCard } from "./api";
+import type { Show } from "./looking";
+
+export const STAGES = ["products", "scores", "weights", "value_weighted"] as const;
+export type Stage = (typeof STAGES)[number];
+
+export const stageName = (stage: Stage): string =>
+  ({
+    products: spoken("q · k"),
+    scores: spoken("scores, masked"),
+    weights: spoken("weights"),
+    value_weighted: spoken("weights × size of value"),
+  })[stage];
+
+export const showName = (show: Show): string => ({ a: "A", b: "B", difference: "B − A" })[show];
+
+export const KINDS: Readonly<Record<string, string>> = {
+  decoder: spoken("decoder"),
+  encoder: spoken("encoder"),
+  encoder_decoder: spoken("encoder-decoder"),
+};
+
+/** A change in words: the site, what is done to it, and where. */
+export function changeWords({ edit, site, value, at }: Change): string {
+  const places = Object.entries(at ?? {}).filter(([, place]) => place !== null && place !== undefined);
+  const where = places.map(([axis, place]) => `${axis}=${place}`).join(", ");
+  const what =
+    typeof value === "number"
+      ? edit === "scale" && value === 0
+        ? spoken("is zero")
+        : `${{ scale: "×", add: "+", set: "=", project: "∥" }[edit]} ${value}`
+      : "run" in value
+        ? value.mean?.length
+          ? spoken("is its mean in the other run")
+          : spoken("is that of the other run")
+        : spoken("{edit} a vector", { edit });
+  return [site, where && `(${where})`, what].filter(Boolean).join(" ");
+}
+
+/** The tokens of a side as a text, with what is odd about some. */
+export const asText = (
+  tokens: readonly TokenCard[],
+): { tokens: readonly string[]; odd: ReadonlyMap<number, { index: number; unknown: boolean }> } => ({
+  tokens: tokens.map(tokenText),
+  odd: new Map(tokens.flatMap(({ unknown }, index) => (unknown ? [[index, { index, unknown }] as const] : []))),
+});
+
+/** What a token reads as; of a part of a character its bytes. */
+export const tokenText = ({ text, bytes }: TokenCard): string =>
+  text.includes("\ufffd") && bytes ? `⟨${bytes.toUpperCase().replace(/(..)(?=.)/g, "$1 ")}⟩` : text;
+
+export const spentWords = (run: RunCard): string =>
+  run.blocks_run < run.blocks
+    ? spoken("{n} of {all} blocks ran, {ms} ms", {
+        n: run.blocks_run,
+        all: run.blocks,
+        ms: run.milliseconds.toFixed(0),
+      })
+    : spoken("{n} blocks ran, {ms} ms", { n: run.blocks_run, ms: run.milliseconds.toFixed(0) });
+
+/** What a run reads, of what was typed: a text, or token ids behind `ids:`. */
+export function readOf(typed: string): Pick<RunSpec, "text" | "ids"> {
+  const ids = /^ids:([\d\s,]+)$/.exec(typed)?.[1].match(/\d+/g);
+  return ids ? { ids: ids.map(Number) } : { text: typed };
+}
+
+/** What is typed for a run to read the same. */
+export const typedOf = ({ text, ids }: Pick<RunSpec, "text" | "ids">): string =>
+  text ?? (ids ? `ids: ${ids.join(" ")}` : "");
