@@ -35,6 +35,7 @@ WORKERS := --numprocesses auto --dist worksteal --durations=10
 demo: $(RUNTIME)
 	$(BIN)/glassformer explain --html explain.html
 	@echo "page: $(CURDIR)/explain.html"
+	@echo "on a text of your own: $(BIN)/glassformer serve"
 
 test: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) -m "not full and not gpu and not network"
@@ -121,7 +122,7 @@ format: $(DEV) $(TOOLS)/.installed
 	$(PRETTIER) --write .
 
 $(RUNTIME): $(REQUIREMENTS)
-	$(call install,.)
+	$(call install,.[serve])
 	@touch $@
 
 # the development environment contains the runtime one
