@@ -25,8 +25,8 @@ def serve(
 ) -> None:
     """Serve a page, and an API, on which every number is a real tensor: of a text of yours, in models of yours.
 
-    The server answers this machine alone, and whoever has the address that is printed: it holds a token. It opens the
-    models that are named here and no others, the first at once, each other when it is asked about. Ctrl-C ends it.
+    The server answers requests of this machine that bring the token of the address that is printed, and no others. It
+    opens the models that are named here, the first at once, each other when it is asked about. Ctrl-C ends it.
 
     Examples:
         glassformer serve
