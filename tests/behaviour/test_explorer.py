@@ -217,6 +217,7 @@ def test_keys_alone_lead_to_every_number_and_the_numbers_are_those_of_the_librar
     page.locator(".changes").wait_for()
     ablated = gf.run(model, TEXT, edit=[gf.Scale("L1H6.z", 0.0)])
     likeliest = page.locator(".run .number").nth(1).inner_text()
+    assert ablated.logits is not None
     share = float(ablated.logits[0, -1].softmax(-1).max())
     assert float(likeliest.rstrip(" %")) == pytest.approx(100 * share, abs=0.06)
     page.locator("#view").focus()

@@ -245,7 +245,7 @@ def application(store: Store, token: str, host: str = "127.0.0.1") -> Guarded:
 def _language(request: Request) -> Language:
     """Return the language of a page: as its address says, or as the browser prefers, or as the terminal speaks."""
     asked = request.query_params.get("lang") or request.headers.get("accept-language", "")[:2].lower()
-    return asked if asked in get_args(Language) else language()
+    return next((known for known in get_args(Language) if known == asked), language())
 
 
 def _question(request: Request, of: tuple[str, ...]) -> Question:

@@ -64,10 +64,21 @@ export interface Transport {
 
 const ROOT = "/api/v1";
 
+const MOST = 2 ** 26; // bytes of answers that are kept
+
+async function answered(found: Response): Promise<Answer> {
+  const { told, arrays } = readFrame(await found.arrayBuffer());
+  return { question: told.question, facts: told.facts, python: told.python, sent: told.arrays, arrays };
+}
+
+const sizeOf = ({ arrays }: Answer): number =>
+  Object.values(arrays).reduce((sum, array) => sum + array.values.byteLength, 1024);
+
 export class HttpTransport implements Transport {
   // lanes of two pages do not meet
   // what makes each run: a server lets go of runs, and one that was started anew has none
   private readonly made = new Map<string, RunSpec>();
+  private readonly answers = new Map<string, { answer: Promise<Answer>; size: number }>();
   private readonly page = crypto.getRandomValues(new Uint32Array(2)).join("-");
 
   models = async () => (await this.fetched("/models")).json() as Promise<readonly ModelCard[]>;
@@ -94,12 +105,37 @@ export class HttpTransport implements Transport {
     const said = Object.entries({ ...view, form: "frame" })
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([key, value]) => [key, String(value)]);
+    const address = `${path.join("/")}?${new URLSearchParams(said)}`;
+    const known = this.answers.get(address);
+    try {
+      if (known) return await known.answer;
+    } catch (error) {
+      // whoever asked first did not want it any more
+      if (!isDropped(error) || signal?.aborted) throw error;
+    }
     const runs = ["run" in of ? of.run : undefined, view?.minus ?? undefined];
-    const found = await this.kept(runs, () =>
-      this.fetched(`${path.join("/")}?${new URLSearchParams(said)}`, { signal, lane }),
+    const asked = this.kept(runs, () => this.fetched(address, { signal, lane })).then(answered);
+    this.remember(address, asked);
+    return asked;
+  }
+
+  /** Keep an answer, which never changes, for whoever asks the same; the oldest go when they are many. */
+  private remember(address: string, answer: Promise<Answer>): void {
+    const entry = { answer, size: 0 }; // until it is there
+    this.answers.set(address, entry);
+    answer.then(
+      (found) => {
+        entry.size = sizeOf(found);
+        let held = 0;
+        for (const { size } of this.answers.values()) held += size;
+        for (const [oldest, { size }] of this.answers) {
+          if (held <= MOST || oldest === address) break;
+          this.answers.delete(oldest);
+          held -= size;
+        }
+      },
+      () => this.answers.get(address) === entry && this.answers.delete(address),
     );
-    const { told, arrays } = readFrame(await found.arrayBuffer());
-    return { question: told.question, facts: told.facts, python: told.python, sent: told.arrays, arrays };
   }
 
   async *steps<Step>(
