@@ -98,6 +98,7 @@ def test_a_position_shows_the_librarys_numbers(explorer: Opener, listening: List
     for (_, logit, share), p in zip(cells(shown, "table.drawing"), best):
         assert logit.split()[-2] + " %" == share and number(share) == pytest.approx(100 * p, rel=0.01)
     lens = lens_grid(run, positions=[-1], k=6)
+    assert lens.top_probability is not None
     chances = lens.top_probability.values[:, 0, 0].flip(0).tolist()
     for row, expected in zip(cells(shown, "table.grid"), chances):
         told = [number(cell.split("\n")[-1].removeprefix("<")) for cell in row[1:7]]
