@@ -5,4 +5,5 @@ from pathlib import Path
 
 from glassformer.serve.schema import text
 
-Path(sys.argv[1]).write_text(text(), encoding="utf-8")
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(text(), encoding="utf-8")

@@ -5,9 +5,10 @@
     sqrt8     u8 of sqrt(x / scale) * 254, for what is never negative        error <= scale * (s + 1/1016) / 254
     signed8   i8 of sign(x) sqrt(|x| / scale) * 127                          error <= scale * (s + 1/508) / 127
     lin8      u8 of (x - low) / scale * 254                                  error <= scale / 508
+    s = sqrt(|x| / scale)
 
-with s = sqrt(|x| / scale). A square root keeps what a linear byte would show as zero. What has no number (a masked
-score) is 255, or -128 of signed8, and NaN of floats; 0 is zero.
+A square root keeps what a linear byte would show as zero. What has no number (a masked score) is 255, or -128 of
+signed8, and NaN of floats; 0 is zero.
 
 A reduced picture has in each cell the number of largest size of the block it stands for, so that nothing is lost by
 shrinking. `tril` leaves out what a causal mask hides: row i has i + 1 entries.
