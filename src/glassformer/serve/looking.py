@@ -1,9 +1,9 @@
 """What heads look at in a run, stage by stage: products, scores, weights, weighted values; masked cells have no number.
 
-    products          query . key                                        before scale, positions and mask
-    scores            what is normalised
-    weights           the pattern
-    value_weighted    size of pattern * value                               how large a vector comes from each key
+products          query . key                                        before scale, positions and mask
+scores            what is normalised
+weights           the pattern
+value_weighted    size of pattern * value                               how large a vector comes from each key
 """
 
 import dataclasses
