@@ -192,7 +192,7 @@ def thumbs(run: ServedRun, view: api.Thumbs) -> Answer:
 
 
 def rows(run: ServedRun, view: api.Rows) -> Answer:
-    (position,) = text_positions([view.position], len(run.kept.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], len(run.cached.inputs.output.rows[0]))
     # an encoder reads another text
     wanted = dict.fromkeys(head.path for head in roles.heads(run.model) if head.path.startswith(run.model.prefix))
     arrays, left_out, python = _by_layer(
@@ -260,8 +260,8 @@ def _line(run: ServedRun, head: str, index: int, axis: Literal["query", "key"]) 
 
 def vectors(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
     looking, model = Looking(run, head), run.model
-    kept = ["query", "key", "value", "z", "head_out"]
-    names = [name for name in kept if f"{looking.part.path}.{name}" in model.sites()]
+    quantities = ["query", "key", "value", "z", "head_out"]
+    names = [name for name in quantities if f"{looking.part.path}.{name}" in model.sites()]
     read = run.read([f"{head}.{name}" for name in names])
     arrays, code = dict[str, Labelled](), dict[str, str]()
     for name in names:

@@ -30,7 +30,7 @@ from glassformer.render.page import explorer_files
 from glassformer.serve import api
 from glassformer.serve.guards import Guarded
 from glassformer.serve.questions import QUESTIONS, Answer, Question, exported
-from glassformer.serve.runs import NotKept, ServedModel, ServedRun, Store, TooLarge, token_cards
+from glassformer.serve.runs import NotFound, ServedModel, ServedRun, Store, TooLarge, token_cards
 from glassformer.serve.schema import schema
 from glassformer.serve.streams import swept, written
 from glassformer.serve.worker import Busy, Superseded, Worker
@@ -44,7 +44,7 @@ _MEDIA = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _log = logging.getLogger(__name__)
 # the most specific first
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
-    (NotKept, 404), (TooLarge, 413), (Superseded, 409), (Busy, 503), (MissingExtra, 501), (AnalysisUnavailable, 422),
+    (NotFound, 404), (TooLarge, 413), (Superseded, 409), (Busy, 503), (MissingExtra, 501), (AnalysisUnavailable, 422),
     (GlassformerError, 400),
 )  # fmt: skip
 
@@ -251,7 +251,7 @@ def _language(request: Request) -> Language:
 def _question(request: Request, of: tuple[str, ...]) -> Question:
     name, known = request.path_params["question"], [n for n, one in QUESTIONS.items() if one.of in of]
     if name not in known:
-        raise NotKept(f'no question "{name[:80]}" is asked here.{nearest(name, known)} Questions: {", ".join(known)}.')
+        raise NotFound(f'no question "{name[:80]}" is asked here.{nearest(name, known)} Questions: {", ".join(known)}.')
     return QUESTIONS[name]
 
 
@@ -261,7 +261,7 @@ def _where(request: Request, question: Question) -> list[Any]:
     needed = {"run": 0, "model": 0, "head": 1, "head of a model": 1, "row": 2}[question.of]
     if len(parts) != needed:
         shape = "/".join(("", "{head}", "{position}")[: needed + 1])
-        raise NotKept(f"this question is asked of …/{request.path_params['question']}{shape}.")
+        raise NotFound(f"this question is asked of …/{request.path_params['question']}{shape}.")
     if needed == 2:
         try:
             return [parts[0], int(parts[1][:20])]

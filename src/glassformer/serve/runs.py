@@ -22,7 +22,7 @@ from torch import Tensor
 from glassformer.analysis import Run
 from glassformer.analysis.heads import roles
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep import KeptPass
+from glassformer.analysis.sweep import CachedPass
 from glassformer.applicability import applied
 from glassformer.data import Marks
 from glassformer.errors import GlassformerError, ShapeMismatch, TextError, nearest
@@ -51,7 +51,7 @@ _LIKELIEST = 5  # answers shown of each position
 _NAMED = {"set": Set, "add": Add, "scale": Scale}
 
 
-class NotKept(GlassformerError, KeyError):
+class NotFound(GlassformerError, KeyError):
     """A run that is not kept, or not any more, or a model that is not served."""
 
 
@@ -208,17 +208,17 @@ class ServedRun:
         id: Its name in addresses.
         served: Its model.
         spec: What was asked for.
-        kept: The pass.
+        cached: The pass.
         edits: Its changes as edits, as they were asked for.
         code: What makes it in Python.
         milliseconds: That making it took.
     """
 
     def __init__(
-        self, *, id: str, served: ServedModel, spec: RunSpec, kept: KeptPass, edits: Sequence[Edit], code: "RunCode",
-        milliseconds: float,
+        self, *, id: str, served: ServedModel, spec: RunSpec, cached: CachedPass, edits: Sequence[Edit],
+        code: "RunCode", milliseconds: float,
     ) -> None:  # fmt: skip
-        self.id, self.served, self.spec, self.kept, self.code = id, served, spec, kept, code
+        self.id, self.served, self.spec, self.cached, self.code = id, served, spec, cached, code
         self.edits, self.milliseconds = edits, milliseconds
         self.sites: OrderedDict[str, Labelled] = OrderedDict()
         self._lock = threading.Lock()
@@ -231,7 +231,7 @@ class ServedRun:
     def nbytes(self) -> int:
         """Bytes of all that is kept of it."""
         with self._lock:
-            return self.kept.nbytes + sum(value.values.nbytes for value in self.sites.values())
+            return self.cached.nbytes + sum(value.values.nbytes for value in self.sites.values())
 
     def read(self, names: Iterable[str], *, logits: bool = False) -> Run:
         """Return a run that has some sites, read now or before.
@@ -249,7 +249,7 @@ class ServedRun:
         missing = [name for name in wanted if name not in have]
         pairs = sum(self._pairs(table[name]) for name in missing)
         self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
-        found = self.kept.read(missing, logits=logits)
+        found = self.cached.read(missing, logits=logits)
         with self._lock:
             self.sites |= found.sites
             # one run does not take the room of all: what was read first goes first
@@ -261,7 +261,7 @@ class ServedRun:
         """Return how many numbers a site has for pairs of positions; none for one that has no such axes."""
         if not {"query", "key"} <= {*site.axes}:
             return 0
-        inputs = self.kept.inputs
+        inputs = self.cached.inputs
         lengths = [(inputs.source if site.reads_source(axis) else None) or inputs.output for axis in ("query", "key")]
         return site.sizes.get("head", 1) * math.prod(max(side.counts) for side in lengths)
 
@@ -275,7 +275,7 @@ class ServedRun:
 
     @property
     def card(self) -> RunCard:
-        inputs = self.kept.inputs
+        inputs = self.cached.inputs
         model, sides = self.model, {"source": inputs.source, "target": inputs.output}
         cards = {
             name: () if side is None else token_cards(model, side, name == "source") for name, side in sides.items()
@@ -287,7 +287,7 @@ class ServedRun:
             tokens=cards["target"],
             source_tokens=cards["source"],
             top=self.top,
-            blocks_run=self.kept.blocks_run,
+            blocks_run=self.cached.blocks_run,
             blocks=sum(len(stack.blocks) for stack in model.stacks.values()),
             milliseconds=self.milliseconds,
             bytes=self.nbytes,
@@ -307,7 +307,7 @@ class ServedRun:
             log_probs = best.values.double() - logits.logsumexp(-1, keepdim=True)
             return torch.stack((log_probs, best.indices.double()), -1)
 
-        found = self.kept.of_logits(likeliest)[0]
+        found = self.cached.of_logits(likeliest)[0]
         ids = found[..., 1].long()
         names = readable_outputs(self.model, ids)
         return tuple(
@@ -334,20 +334,20 @@ class Store:
         self._lock = threading.Lock()
 
     def model(self, id: str) -> ServedModel:
-        """Return a model by its id; raises `NotKept` for one that is not served."""
+        """Return a model by its id; raises `NotFound` for one that is not served."""
         if id not in self.models:
             known = ", ".join(self.models)
-            raise NotKept(
+            raise NotFound(
                 f'no model "{id[:80]}" is served.{nearest(id, self.models)} Served: {known}. A server opens the '
                 "models that it was started with, and no others."
             )
         return self.models[id]
 
     def run(self, id: str) -> ServedRun:
-        """Return a run by its id; raises `NotKept` for one that is not kept."""
+        """Return a run by its id; raises `NotFound` for one that is not kept."""
         with self._lock:
             if id not in self.runs:
-                raise NotKept(
+                raise NotFound(
                     f'no run "{id[:80]}" is kept. Runs that nobody asked about for long are let go, and a server that '
                     "was started anew has none: ask for it again by its spec (POST runs)."
                 )
@@ -369,12 +369,12 @@ class Store:
                 return self.runs[id]
         started = time.perf_counter()
         same = self._same_text(spec, served)
-        inputs = same.kept.inputs if same is not None else self._read(model, spec)
+        inputs = same.cached.inputs if same is not None else self._read(model, spec)
         edits, lenders = self._edits(model, spec.changes)
         code = RunCode(served.source, spec, inputs, lenders)
-        kept = KeptPass(model, inputs, edit=edits) if same is None else same.kept.under(edits)
+        cached = CachedPass(model, inputs, edit=edits) if same is None else same.cached.under(edits)
         took = 1000 * (time.perf_counter() - started)
-        run = ServedRun(id=id, served=served, spec=spec, kept=kept, edits=edits, code=code, milliseconds=took)
+        run = ServedRun(id=id, served=served, spec=spec, cached=cached, edits=edits, code=code, milliseconds=took)
         return self._keep(run)
 
     def fit(self) -> None:

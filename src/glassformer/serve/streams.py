@@ -26,9 +26,9 @@ def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limi
     """
     if donor is None and spec.sweep != "ablate_heads":
         raise ConfigError(f'SweepSpec: {spec.sweep} copies from another run: give its id as "donor".')
-    model, inputs = run.model, run.kept.inputs
+    model, inputs = run.model, run.cached.inputs
     position = spec.position
-    answer = int(run.kept.logits([position])[0, 0].argmax()) if spec.answer is None else spec.answer
+    answer = int(run.cached.logits([position])[0, 0].argmax()) if spec.answer is None else spec.answer
     metric = (
         logit(answer, pos=position) if spec.against is None else logit_difference(answer, spec.against, pos=position)
     )
@@ -36,7 +36,7 @@ def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limi
     limits.require("rows", sum(len(columns) for columns in by_layer.values()), "changes of the sweep")
     base = inputs.ids if inputs.source is None else inputs.source_ids
     target = None if inputs.source is None else inputs.ids
-    edits = [edit for _, edit in run.kept.edits]
+    edits = [edit for _, edit in run.cached.edits]
     names = {"patch_positions": "*blocks.*.resid_pre", "patch_heads": "*.z", "ablate_heads": ""}
     lent = None if donor is None or not names[spec.sweep] else donor.read([names[spec.sweep]])
     measured = {"base": sweep(model, base, [[]], metric, target=target, base_edit=edits)}
@@ -56,17 +56,17 @@ def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limi
 
 
 def _alone(run: ServedRun, metric: Metric) -> Any:
-    inputs = run.kept.inputs
+    inputs = run.cached.inputs
     base = inputs.ids if inputs.source is None else inputs.source_ids
     target = None if inputs.source is None else inputs.ids
-    return sweep(run.model, base, [[]], metric, target=target, base_edit=[edit for _, edit in run.kept.edits])
+    return sweep(run.model, base, [[]], metric, target=target, base_edit=[edit for _, edit in run.cached.edits])
 
 
 def _rows(run: ServedRun, spec: SweepSpec) -> dict[str, list[tuple[str, str, int | None]]]:
     """Return the cells of each row of the picture: what each is called, and the site and position it changes."""
     found: dict[str, list[tuple[str, str, int | None]]] = {}
     if spec.sweep == "patch_positions":
-        prefix, tokens = run.model.prefix, run.kept.inputs.token_rows[0]
+        prefix, tokens = run.model.prefix, run.cached.inputs.token_rows[0]
         for layer in range(len(run.model.output_stack.blocks)):
             site = f"{prefix}blocks.{layer}.resid_pre"
             found[site] = [(f"{i}:{token}", site, i) for i, token in enumerate(tokens)]
@@ -96,10 +96,10 @@ def _code(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, answer: int)
     elif spec.sweep == "patch_heads":
         rows = f"[[gf.Set(f'{{head}}.z', donor)] for head in {[cell[0] for cell in cells]}]"
     else:
-        layers, length = len(run.model.output_stack.blocks), len(run.kept.inputs.token_rows[0])
+        layers, length = len(run.model.output_stack.blocks), len(run.cached.inputs.token_rows[0])
         site = f"f'{run.model.prefix}blocks.{{layer}}.resid_pre'"
         rows = f"[[gf.Set({site}, donor, at=gf.At(pos=pos))] for layer in range({layers}) for pos in range({length})]"
-    base = "run.ids" if run.kept.inputs.source is None else "run.source_ids, target=run.ids"
+    base = "run.ids" if run.cached.inputs.source is None else "run.source_ids, target=run.ids"
     first, _, rest = base.partition(", ")
     said = f", {rest}" if rest else ""
     edits = run.code.edits("run")
@@ -116,7 +116,7 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
     """
     limits.require("new_tokens", spec.max_new_tokens, "new tokens")
     sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
-    model, inputs = run.model, run.kept.inputs
+    model, inputs = run.model, run.cached.inputs
     row = inputs.output.rows[0]
     (position,) = text_positions([spec.position], len(row))
     source = None if inputs.source is None else [inputs.source.rows[0]]
@@ -159,7 +159,7 @@ def _drawn(model: Model, draw: Draw, log_prob: float, shown: int) -> dict[str, A
 
 def _writing(run: ServedRun, spec: GenerateSpec, sampling: Sampling, position: int) -> str:
     """Return the Python that goes on likewise: `found.tokens` are the new tokens."""
-    inputs = run.kept.inputs
+    inputs = run.cached.inputs
     said = "".join(
         f", {name}={value!r}" for name, value in sampling.to_dict().items() if value != getattr(Sampling(), name)
     )

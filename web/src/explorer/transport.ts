@@ -172,7 +172,7 @@ export class HttpTransport implements Transport {
       return await ask();
     } catch (error) {
       const specs = runs.flatMap((id) => this.made.get(id ?? "") ?? []);
-      if (!(error instanceof Refusal) || error.fault.code !== "NotKept" || !specs.length) throw error;
+      if (!(error instanceof Refusal) || error.fault.code !== "NotFound" || !specs.length) throw error;
       for (const spec of specs) await this.run(spec);
       return ask();
     }

@@ -3,7 +3,7 @@
 from glassformer.analysis.sweep._engine import sweep as sweep
 from glassformer.analysis.sweep._plain_loop import one_by_one as one_by_one
 from glassformer.analysis.sweep._result import Sweep as Sweep
-from glassformer.analysis.sweep.kept_pass import KeptPass as KeptPass
+from glassformer.analysis.sweep.cached_pass import CachedPass as CachedPass
 from glassformer.analysis.sweep.metrics import (
     NAMES as NAMES,
     Metric as Metric,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import glassformer as gf
-from glassformer.analysis.sweep import KeptPass
+from glassformer.analysis.sweep import CachedPass
 from glassformer.testing import close
 from glassformer.testing.layers import seeds
 from glassformer.testing.models import ALTERNATING, ARCHITECTURES, ENCODERS, RECURRENT, Subject, subject
@@ -41,9 +41,9 @@ def edits(draw: Callable[..., Any], case: Subject) -> list[Edit]:
 def test_what_is_read_and_changed_later_is_what_whole_passes_have(name: str, data: Any, seed: int) -> None:
     case = subject(name, seed=seed)
     given_, first, then = read_by(case), data.draw(edits(case)), data.draw(edits(case))
-    kept = KeptPass(case.model, **given_, edit=first)
-    other = kept.under([*first, *then] if data.draw(st.booleans()) else then)
-    for one, made in ((kept, first), (other, [edit for _, edit in other.edits])):
+    cached = CachedPass(case.model, **given_, edit=first)
+    other = cached.under([*first, *then] if data.draw(st.booleans()) else then)
+    for one, made in ((cached, first), (other, [edit for _, edit in other.edits])):
         sites = data.draw(st.lists(st.sampled_from(list(case.model.sites())), min_size=1, max_size=3, unique=True))
         whole = gf.run(case.model, **given_, read=sites, edit=made)
         found = one.read(sites, logits=True)
@@ -61,15 +61,15 @@ def test_what_is_read_and_changed_later_is_what_whole_passes_have(name: str, dat
 def test_other_edits_run_from_the_first_block_that_they_change() -> None:
     case = subject("llama")
     (tokens,) = case.inputs
-    kept = KeptPass(case.model, tokens, edit=[Scale("blocks.0.mlp.out", 0.5)])
-    assert kept.blocks_run == 2
-    later = kept.under([Scale("blocks.0.mlp.out", 0.5), Scale("L1H2.z", 0.0)])
+    cached = CachedPass(case.model, tokens, edit=[Scale("blocks.0.mlp.out", 0.5)])
+    assert cached.blocks_run == 2
+    later = cached.under([Scale("blocks.0.mlp.out", 0.5), Scale("L1H2.z", 0.0)])
     assert later.blocks_run == 1
-    assert later.streams["blocks.0.resid_post"] is kept.streams["blocks.0.resid_post"]
+    assert later.streams["blocks.0.resid_post"] is cached.streams["blocks.0.resid_post"]
     # what an edit puts there counts, not which object it is
     value = torch.ones(8)
     assert later.under([Scale("blocks.0.mlp.out", 0.5), Scale("L1H2.z", 0.0)]).blocks_run == 0
-    one = kept.under([Set("blocks.1.attn.z", value[:4], at=At(head=0))])
+    one = cached.under([Set("blocks.1.attn.z", value[:4], at=At(head=0))])
     assert one.under([Set("blocks.1.attn.z", value.clone()[:4], at=At(head=0))]).blocks_run == 0
     assert one.under([Set("blocks.1.attn.z", value[:4], at=At(head=1))]).blocks_run == 1
     assert later.under([Scale("L1H2.z", 0.0)]).blocks_run == 2
@@ -78,11 +78,11 @@ def test_other_edits_run_from_the_first_block_that_they_change() -> None:
 def test_a_head_is_read_through_its_own_block() -> None:
     case = subject("gpt2")
     (tokens,) = case.inputs
-    kept = KeptPass(case.model, tokens)
+    cached = CachedPass(case.model, tokens)
     ran = list[int]()
     for block in case.model.output_stack.blocks:
         block.register_forward_hook(lambda *_, layer=block.layer: ran.append(layer))
-    kept.read(["L1H3.pattern"])
+    cached.read(["L1H3.pattern"])
     assert ran == [1]
-    kept.logits([-1])
+    cached.logits([-1])
     assert ran == [1]

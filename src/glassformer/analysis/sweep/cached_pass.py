@@ -1,8 +1,8 @@
 """A forward pass of which the stream between blocks is kept: all else is read, or changed, from there on.
 
-    kept = KeptPass(model, "When Mary and John went out, John gave a drink to")
-    kept.read(["L1H6.pattern"])["L1H6.pattern"]         through block 1 and no other
-    other = kept.under([Scale("L1H6.z", 0.0)])          through the blocks from 1 on
+    cached = CachedPass(model, "When Mary and John went out, John gave a drink to")
+    cached.read(["L1H6.pattern"])["L1H6.pattern"]       through block 1 and no other
+    other = cached.under([Scale("L1H6.z", 0.0)])        through the blocks from 1 on
     other.logits([-1])
 
 A stream is `d_model` numbers per token and layer; patterns, queries, keys, values and hidden layers are many times
@@ -37,7 +37,7 @@ from glassformer.trace import Edit, Site, Tape
 _AT_ONCE = 256
 
 
-class KeptPass:
+class CachedPass:
     """One pass over a text, under edits; streams are kept, sites are read on demand.
 
     Args:
@@ -52,22 +52,24 @@ class KeptPass:
 
     @checked
     def __init__(self, model: ModelLike, inputs: Any, target: Any = None, *, edit: Sequence[EditLike] = ()) -> None:
-        require_model(model, "KeptPass")
+        require_model(model, "CachedPass")
         with _at_rest(model):
             given = inputs if isinstance(inputs, Inputs) else prepare(model, inputs, target)
             self._begin(model, given, placed(edit, model.sites(), given), None)
 
-    def under(self, edit: Sequence[EditLike]) -> "KeptPass":
+    def under(self, edit: Sequence[EditLike]) -> "CachedPass":
         """The pass over the same text under other edits, which take the place of its own.
 
         It runs from the first block in which an edit is another one; what comes before is shared.
         """
-        found = KeptPass.__new__(KeptPass)
+        found = CachedPass.__new__(CachedPass)
         with _at_rest(self.model):
             found._begin(self.model, self.inputs, placed(edit, self.model.sites(), self.inputs), self)
         return found
 
-    def _begin(self, model: Model, given: Inputs, edits: Sequence[tuple[Site, Edit]], base: "KeptPass | None") -> None:
+    def _begin(
+        self, model: Model, given: Inputs, edits: Sequence[tuple[Site, Edit]], base: "CachedPass | None"
+    ) -> None:
         self.model, self.inputs, self.edits = model, given, list(edits)
         self._prefix = Prefix(model, given, [edit for _, edit in edits])
         self._order = {name: place for place, name in enumerate(model.sites())}
@@ -164,11 +166,11 @@ class KeptPass:
 
     def _share(self) -> None:
         """Let passes go on from what is kept."""
-        kept = self.streams
-        self._prefix.streams = {entry: kept[name] for entry, name in self._streams.items() if name in kept}
-        self._prefix.encoded = kept.get(self._ends[0]) if len(self._ends) > 1 else None
+        streams = self.streams
+        self._prefix.streams = {entry: streams[name] for entry, name in self._streams.items() if name in streams}
+        self._prefix.encoded = streams.get(self._ends[0]) if len(self._ends) > 1 else None
 
-    def _first_change(self, other: "KeptPass") -> Entry:
+    def _first_change(self, other: "CachedPass") -> Entry:
         """Return where a pass under other edits has to begin; behind all blocks if they are the same."""
         mine, others = _by_site(self.edits), _by_site(other.edits)
         table = self.model.sites()
@@ -181,9 +183,9 @@ class KeptPass:
         """Return the streams that a pass from an entry on does not make."""
         if entry.layer == TOKENS:
             return {}
-        kept = [name for at, name in self._streams.items() if at <= entry]
-        kept += [end for i, end in enumerate(self._ends) if i < entry.stack]
-        return {name: self.streams[name] for name in kept}
+        before = [name for at, name in self._streams.items() if at <= entry]
+        before += [end for i, end in enumerate(self._ends) if i < entry.stack]
+        return {name: self.streams[name] for name in before}
 
 
 def _whole_if_first(entry: Entry) -> Entry:
