@@ -80,11 +80,14 @@ def explore(browser: Any, serving: Listening) -> Iterator[Callable[..., Page]]:
             page.locator("header select").select_option(model)
             page.locator(".facts-line").wait_for()
         page.locator("textarea").first.focus()
+        # in place of the text that the page begins with
+        page.keyboard.press("Control+A")
         page.keyboard.insert_text(text)
         if target:
             page.keyboard.press("Tab")
             page.keyboard.insert_text(target)
         page.keyboard.press("Control+Enter")
+        until(page, f"document.querySelector('.run .small')?.innerText.startsWith({json.dumps(text[:8])})")
         page.locator(".headmap").wait_for()
         return page
 
@@ -254,7 +257,7 @@ def test_one_changed_tensor_changes_every_picture_of_it(explore: Any) -> None:
         settled(page)
         until(page, "document.querySelectorAll('.mini').length >= 4")
         found = {"map": page.locator("[data-label=L0H0] canvas").evaluate("canvas => canvas.toDataURL()")}
-        for stage in ("q · k", "scores, masked", "weights", "weights × size of value"):
+        for stage in ("q · k", "scores, masked", "weights", "weights × |v|"):
             go_to(page, "L0H0", "6")
             page.get_by_role("button", name=stage, exact=True).click()
             settled(page)
