@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from glassformer.figures.colours import LIGHT
 from glassformer.testing.models import subject
 from served import TOKEN, Listening
 
-ROOT = Path(__file__).parents[2]
-AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TEXT = "def add(first, second):\n    return first + second\n\ndef add("
 TINY = ("lightning_hybrid", "linear", "masked_pre", "translator_pre", "differential", "gpt2")
 IDS = "ids: 3 1 4 1 5 3 1"
@@ -328,44 +325,3 @@ def test_the_address_holds_what_is_seen(explore: Any) -> None:
     page.locator("#head-title").wait_for()
     assert (page.locator(".pair").inner_text(), page.locator(".changes").inner_text()) == before
     assert page.locator("textarea").first.input_value() == TEXT
-
-
-@browser_test
-@pytest.mark.skipif(not AXE.exists(), reason="npm ci in web/ brings axe-core")
-@pytest.mark.parametrize(
-    ("scheme", "width", "lang"), [("light", 1440, "en"), ("dark", 390, "zh"), ("dark", 1440, "en")]
-)
-def test_axe_finds_nothing(explore: Any, scheme: str, width: int, lang: str) -> None:
-    page = explore(scheme=scheme, width=width, lang=lang)
-
-    def check(view: str) -> None:
-        until(page, "!document.querySelector('.stale')")
-        page.wait_for_timeout(300)
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-        told = [(view, one["id"], one["nodes"][0]["html"][:200]) for one in found]
-        assert told == [], json.dumps(told, indent=1)
-
-    check("map")
-    page.locator("#view").focus()
-    page.keyboard.press("x")
-    page.locator(".changes").wait_for()
-    tabs = page.locator("main .tabs").first
-    for i in range(tabs.locator("button").count()):
-        tabs.locator("button").nth(i).click()
-        check(f"model {i}")
-    page.locator("#view").focus()
-    page.keyboard.press("2")
-    for i in range(page.locator(".side .tabs button").count()):
-        page.locator(".side .tabs button").nth(i).click()
-        check(f"head {i}")
-    page.locator("canvas.map").focus()
-    page.keyboard.press("i")
-    page.locator(".source").wait_for()
-    check("source")
-    page.locator("#view").focus()
-    page.keyboard.press("3")
-    check("position")
-    page.locator("#view").focus()
-    page.keyboard.press("?")
-    check("help")

@@ -15,7 +15,6 @@ from glassformer.analysis.lens import lens_grid
 from glassformer.models import Sampling, stream
 from glassformer.models.sampling import sampling_steps
 from glassformer.testing.models import subject
-from pages import accessibility_report
 from served import TOKEN, Listening
 
 pytestmark = pytest.mark.browser
@@ -116,23 +115,24 @@ def test_what_a_model_has_not_is_refused_in_the_librarys_words(explorer: Opener)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
-def test_every_view_is_accessible(explorer: Opener, scheme: str, width: int) -> None:
-    shown = explorer(scheme=scheme, width=width)
-    at_level(shown, 3)
-    shown.locator("table.drawing tbody tr").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 3, "The text goes on")
-    shown.locator(".writing").press("Space")
-    shown.locator("table.drawing tbody tr").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 1, "Sweeps")
-    shown.get_by_role("button", name="Start").click()
-    shown.locator("canvas.map").click()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 1, "Composition")
-    shown.locator("svg .node").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
+def test_a_difference_on_the_map_is_that_of_one_logit(explorer: Opener, listening: Listening) -> None:
+    shown, model = explorer(model="attn-only-2l"), listening.model("attn-only-2l")
+    shown.locator("[data-label=L1H6]").click()
+    at_level(shown, 1)
+    shown.keyboard.press("x")
+    expect(shown.locator(".changes")).to_contain_text("L1H6.z is zero")
+    shown.locator("#view").press("d")
+    shown.locator(".maphead select").select_option("direct")
+    runs = [gf.run(model, TEXT, read=[direct_logit_attribution], edit=edit) for edit in ([], [gf.Scale("L1H6.z", 0.0)])]
+    assert runs[0].logits is not None and runs[1].logits is not None
+    answer = int(runs[0].logits[0, -1].argmax())
+    assert answer != int(runs[1].logits[0, -1].argmax()), "likeliest ones that differ, so that the two may be confused"
+    before, after = (direct_logit_attribution(run, answer=answer).contributions for run in runs)
+    for head in "L1H6", "L0H1", "L1H3":
+        effect = float(after.select(component=head).values) - float(before.select(component=head).values)
+        cell = shown.locator(f"[data-label={head}] .number")
+        expect(cell).not_to_have_text("")
+        assert number(cell.inner_text().split()[-1]) == pytest.approx(effect, rel=0.02, abs=6e-3)
 
 
 @pytest.mark.full

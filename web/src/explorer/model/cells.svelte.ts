@@ -54,7 +54,12 @@ export class Cells {
     const shows = (prefix: string) => this.isFinder || this.chosen.startsWith(prefix);
     this.roles = new Asked(api, () => (shows("text ") ? ofShown(explorer, "roles") : null));
     this.general = new Asked(api, () => (shows("general ") ? ofWeights(explorer, "scores") : null));
-    const aimed = () => ({ answer: explorer.aim.answer, against: explorer.aim.against, position: this.position });
+    // A and B are asked about one logit
+    const aimed = () => ({
+      answer: explorer.aim.answer ?? explorer.a.top.at(this.position)?.ids[0] ?? null,
+      against: explorer.aim.against,
+      position: this.position,
+    });
     this.direct = new Asked(api, () => (shows("direct") ? ofShown(explorer, "attribution", { view: aimed() }) : null));
     this.thumbs = new Asked(api, () => {
       if (this.chosen !== "pattern" || this.isFinder) return null;
