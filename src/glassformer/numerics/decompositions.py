@@ -41,7 +41,7 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     found = torch.linalg.eigvals(_ready(matrix, "eigenvalues"))
     # stable: what comes first among values of one size is settled before
     for rank in (torch.imag, torch.abs):
-        found = found.gather(-1, rank(found).argsort(-1, descending=True, stable=True))
+        found = found.gather(-1, rank(found).argsort(dim=-1, descending=True, stable=True))
     return found
 
 
