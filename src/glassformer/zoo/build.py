@@ -29,7 +29,8 @@ from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import ModelCard, card, write_card
-from glassformer.zoo.sentences import MeasuredFigures, sentences
+from glassformer.zoo.sentences import known_words, sentences
+from glassformer.zoo.shares import MeasuredFigures, share_interval
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
@@ -186,7 +187,10 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
     # parts may share their text
     notes += dict.fromkeys(overlaps)
-    for template in dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ())):
+    templates = dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ()))
+    if templates:
+        notes.append(known_words(templates, map(model.require_tokenizer().decode, train)))
+    for template in templates:
         asked = sentences(model, template)
         figures, notes = figures | asked.figures, [*notes, *asked.notes]
     if any(source.startswith(PROSE) for source in text_config.sources):
@@ -231,17 +235,6 @@ def _said_of_overlap(found: dict[str, Any]) -> str:
         f"training text shared {found['runs']:,} runs of {found['run']} tokens in {found['documents']:,} documents "
         f"with the {found['with']}; {found['tokens_cut']:,} tokens were cut, {found['left']} such runs are left"
     )
-
-
-def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of a share that is a mean of `of` draws; by default it holds the true one in 95 % of cases.
-
-    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
-    """
-    share, shrink = hits / of, 1 + z * z / of
-    middle = (share + z * z / (2 * of)) / shrink
-    half = z / shrink * (share * (1 - share) / of + z * z / (4 * of * of)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def assignments(model: ModelLike, trained: Data) -> MeasuredFigures:
