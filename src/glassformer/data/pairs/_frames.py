@@ -41,11 +41,11 @@ def _joined(*parts: Iterable[str]) -> list[str]:
 
 NAMES = Drawn(
     _words(
-        "Mary John Tom James Anna Peter Lucy Paul Kate Emma Mark Sarah Jack Alice Simon Laura Martin Helen Robert "
-        "Julia Daniel Ruth Adam Jane Henry George William Thomas Richard Charles Frank Oscar Clara Grace Max Eric "
-        "Newton Taylor Bessel Hermite Riemann Cauchy Jacobi Poisson Bernoulli Pauli Jordan Pascal Hilbert Smith"
+        "Mary John Tom James Anna Peter Lucy Paul Kate Emma Sarah Jack Alice Simon Laura Martin Helen Robert Julia "
+        "Daniel Ruth Adam Jane Henry David Bob George Charles Clara Grace Legendre Bessel Gauss Taylor Jordan "
+        "Jacobi Hilbert Hermite Newton Pauli Cauchy Pascal Poisson Wigner Kronecker Dijkstra Hadamard Smith Jones"
     ),
-    _words("Euler Fourier Laplace Legendre Gauss David Bob Chebyshev"),
+    _words("Euler Fourier Laplace Chebyshev Riemann Bernoulli"),
 )
 PLACES = _words("market station library garden office beach school park museum harbour kitchen theatre")
 THINGS = _words("letter book ticket key basket ring map lamp coat drink flower camera")
@@ -84,7 +84,7 @@ PASSING = Drawn(
 
 EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
 # how a year ends that something begins in
-_NEW_STARTS = (13, 19, 23, 28, 34, 37, 42, 48, 56, 61, 75, 82)
+_NEW_STARTS = (13, 19, 23, 28, 34, 37, 42, 48, 56, 61, 75, 80)
 STARTS = Drawn([year for year in range(10, 91) if year not in _NEW_STARTS], _NEW_STARTS)
 LONGEST = 24  # years that something lasts
 SPANNING = Drawn(
