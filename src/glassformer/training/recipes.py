@@ -133,11 +133,11 @@ def prose_4l() -> TrainConfig:
     sources = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in DOCUMENTED))
     text = TextConfig(batch_size=8, length=256, sources=tuple(f"{PROSE}{source}" for source in sources), distinct=True)
     natural = text.replace(apart_from=text)
-    often = ("indirect_objects", "colours_of_things") * 3 + ("greater_than", "subject_verb_agreement") * 2
-    templates = (*often, "word_senses")
-    parts = (natural, TemplateText(length=256, templates=templates), RepeatedText(length=256, text=natural))
+    often = ("indirect_objects", "colours_of_things") * 4 + ("greater_than", "word_senses") * 2
+    templates = TemplateText(length=256, templates=(*often, "subject_verb_agreement"))
+    parts = (natural, templates, RepeatedText(length=256, text=natural, unit_min=4, unit_max=48))
     data = MixtureConfig(
-        parts, shares=(0.7, 0.19, 0.11), batch_size=8, length=256, vocab_size=vocab_size, digit_pairs=True
+        parts, shares=(0.7, 0.18, 0.12), batch_size=8, length=256, vocab_size=vocab_size, digit_pairs=True
     )
     optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
     return TrainConfig(

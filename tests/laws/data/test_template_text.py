@@ -10,6 +10,7 @@ from glassformer.data import MixtureConfig, TemplateText, TextConfig, bytes_toke
 from glassformer.data.batch import SPLITS, Split
 from glassformer.data.pairs.templates import TEMPLATES, New, draw, heldout_words
 from glassformer.errors import ConfigError, DataError
+from glassformer.zoo.sentences import KINDS
 from one_pass import in_one_pass
 
 # of each template the roles whose words decide its answer
@@ -24,9 +25,6 @@ DECIDING = {
 TRAINED = tuple(name for name in TEMPLATES if name != "repeated_arguments")
 # a thing and its colour
 COLOURED = (("one", "colour"), ("other", "second"))
-KINDS: tuple[frozenset[New], ...] = tuple(
-    frozenset(kind) for kind in ((), ("words",), ("combination",), ("frame",), ("words", "frame"))
-)
 
 
 def sentences(config: TemplateText, split: Split, rows: int = 40) -> list[str]:
@@ -57,7 +55,7 @@ def test_training_holds_no_word_and_no_frame_that_is_held_out(name: str):
     new_words = {*heldout_words([name])}
     frames = TEMPLATES[name].frames
     assert not {*frames.shown} & {*frames.new} and frames.new
-    for kind in KINDS:
+    for kind in KINDS.values():
         if not kind <= {*TEMPLATES[name].kept}:
             continue
         for clean, words in asked(name, kind):
@@ -120,7 +118,14 @@ def test_what_goes_on_asks_of_the_same_things_and_is_answered_by_what_was_told()
             more += 1
             (thing,) = (word for word in prompt.split() if word in told)
             assert answer.strip() == told[thing]
-    assert more > 50
+        handed = draw("indirect_objects", random, "train")
+        holder = str(handed.pair.answer).strip()
+        for prompt, answer in handed.more:
+            more += 1
+            # whoever was given the thing last is the one who hands it on
+            assert holder in prompt and answer in (handed.pair.answer, handed.pair.wrong)
+            holder = answer.strip()
+    assert more > 100
 
 
 @pytest.mark.full

@@ -43,7 +43,8 @@ NAMES = Drawn(
     _words(
         "Mary John Tom James Anna Peter Lucy Paul Kate Emma Sarah Jack Alice Simon Laura Martin Helen Robert Julia "
         "Daniel Ruth Adam Jane Henry David Bob George Charles Clara Grace Legendre Bessel Gauss Taylor Jordan "
-        "Jacobi Hilbert Hermite Newton Pauli Cauchy Pascal Poisson Wigner Kronecker Dijkstra Hadamard Smith Jones"
+        "Jacobi Hilbert Hermite Newton Pauli Cauchy Pascal Poisson Wigner Kronecker Dijkstra Hadamard Smith Jones "
+        "Google Microsoft Intel Apple Meta Mistral Cohen Knuth Lucas Risch Kaiser Dirichlet Lambert Stirling Bell Young"
     ),
     _words("Euler Fourier Laplace Chebyshev Riemann Bernoulli"),
 )
@@ -80,6 +81,14 @@ PASSING = Drawn(
         (", and ", ". After a while "),
         ("{subject} sent the {thing} to", "{subject} lent a {thing} to"),
     ),
+)
+
+# what may follow: who has it hands it on to the other one
+HANDING_ON = (
+    "Then {subject} gave it back to",
+    "Later {subject} showed it to",
+    "So {subject} returned it to",
+    "At last {subject} sold it to",
 )
 
 EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")

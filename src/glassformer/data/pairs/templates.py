@@ -336,7 +336,9 @@ def _indirect_object(random: Random, words: bool, frame: bool) -> DrawnPair:
         known.PASSING.choice(random, frame), filled | {"subject": giver}, {"subject": receiver},
         (f" {receiver}", f" {giver}"), roles,
     )  # fmt: skip
-    return DrawnPair(pair, _new(words, frame, {receiver, giver}))
+    handed = [(receiver, giver), (giver, receiver)][: random.randrange(3)]
+    more = tuple((random.choice(known.HANDING_ON).format(subject=one), f" {other}") for one, other in handed)
+    return DrawnPair(pair, _new(words, frame, {receiver, giver}), more)
 
 
 def _greater_than(random: Random, words: bool, frame: bool) -> DrawnPair:
