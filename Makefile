@@ -22,7 +22,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full --annotations al
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families pictures patterns bench real format
+.PHONY: demo test test-share test-all test-gpu stress mutants check docs tables applies families notebooks pictures patterns bench real format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -84,6 +84,9 @@ families: $(DEV)
 patterns: $(DEV)
 	$(BIN)/python docs/make_patterns.py
 	$(BIN)/python docs/make_tables.py
+
+notebooks: $(DEV)
+	$(BIN)/python docs/make_notebooks.py
 
 pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py

@@ -22,9 +22,10 @@ from circuit_side import NAIVE
 from run import machine
 
 # times faster and times less memory; of copying in a narrow model no more than the arithmetic allows (README)
+# composition's memory is missed in the small shape, and its aim stays
 AIMS = {
     ("composition", "gpt2-small"): (20.0, 20.0), ("copying", "gpt2-small"): (25.0, 20.0),
-    ("composition", "2-layer"): (20.0, 8.0), ("copying", "2-layer"): (4.0, 1.5),
+    ("composition", "2-layer"): (20.0, 20.0), ("copying", "2-layer"): (4.0, 1.5),
 }  # fmt: skip
 HERE = Path(__file__).parent
 
@@ -115,7 +116,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     head = "task | shape | peer | faster (CPU) | quartiles | faster (wall) | aim | memory, peer / ours | aim | equal to"
     lines = [f"| {head} |", "|" + "---|" * len(head.split("|"))]
     for r in rows:
-        memory = f"{r['bytes']['theirs'] / 2**20:.0f} / {r['bytes']['ours'] / 2**20:.1f} MiB = {r['memory_ratio']:.0f}"
+        memory = f"{r['bytes']['theirs'] / 2**20:.0f} / {r['bytes']['ours'] / 2**20:.1f} MiB = {r['memory_ratio']:.3g}"
         cells = (
             r["task"], r["shape"], r["peer"], f"{r['faster']['cpu']:.1f}",
             "-".join(f"{q:.1f}" for q in r["faster_quartiles"]), f"{r['faster']['wall']:.1f}", f"≥ {r['aim']:g}",

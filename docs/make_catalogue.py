@@ -56,7 +56,8 @@ Most have a command too: `explain`, `lens`, `attribute`, `route`, `trace`, `patc
 What an analysis *assumes* are traits of the mechanism, which [mechanisms](mechanisms.md) lists; without one it raises
 `AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values. Which
 analysis answers of which mechanism, wiring and model, and what it holds fixed of a run: [what applies to
-what](what-applies.md).
+what](what-applies.md). Where an analysis has a *judge*, another way to its numbers, both were compared on every one of
+these.
 """
 APPLIES = """\
 # What applies to what
@@ -69,10 +70,15 @@ here is written by hand: every analysis was asked of a tiny model of every kind 
 | exact | ● | it answers, and nothing of a run is held fixed |
 | per run | ◐ | it answers for one run, and takes something of it as it was |
 | refused | – | it raises `AnalysisUnavailable`, which gives the reason and what works instead |
+| compared | ✓ | beside one of the first two: its judge came to the same numbers, in float64 |
 
 What is taken as it was are `patterns`, `norm scales`, `gates` on mixed values or the activation of a `readout`; what
 goes by `gradients` takes the model to be as it is near what it read. An answer may leave out heads or settings it is
 not defined for; its result says which in `left_out`.
+
+A judge is another way to the numbers of an analysis: loops, derivatives, whole products, plain passes with hooks.
+[Which one an analysis has](#what-is-compared) stands below, and the code in `glassformer.testing.judges`. Without ✓ an
+analysis answers, and its laws are tested on models of a few kinds; its numbers were not compared on this one.
 
 The same on a terminal: `glassformer models --applies linear`, or `--applies rollout` for one analysis; `--json` gives
 the data. A mechanism of your own gets its row from `glassformer.testing`:
@@ -84,6 +90,7 @@ outcomes(built(mixer=Mine()))["rollout"]
 ```
 """
 SIGNS = {"exact": "●", "per run": "◐", "refused": "–"}
+COMPARED = "✓"
 BASE, BESIDE = "softmax", ("softmax(cap=0.5)", "softmax(sinks=True)")
 
 
@@ -106,7 +113,8 @@ def which_analysis() -> str:
         found[card.room].append(card)
     sections = [INTRODUCTION]
     for room, asked in ROOMS.items():
-        rows = [("question", "ask", "of", "assumes", "source"), ("---",) * 5, *(_row(card) for card in found[room])]
+        heads = ("question", "ask", "of", "assumes", "judge", "source")
+        rows = [heads, ("---",) * len(heads), *(_row(card) for card in found[room])]
         sections.append(f"## {room}: {asked[0].lower()}{asked[1:]}\n\n{_table(rows)}\n")
     return "\n".join(sections)
 
@@ -117,9 +125,10 @@ def what_applies() -> str:
     base = next(row for row in table.rows if row.name == BASE)
     sections = [APPLIES, f"## Mechanisms side by side\n\n{_side_by_side(table)}\n"]
     sections.append(f"## What is held\n\n{_held(base)}\n")
+    sections.append(f"## What is compared\n\n{_judges(table)}\n")
     for group, rows in table.groups.items():
         shared = len({row.about for row in rows}) == 1
-        counts = [("", *STATUSES), ("---",) * 4, *(_counted(row) for row in rows)]
+        counts = [("", *STATUSES, "compared"), ("---",) * 5, *(_counted(row) for row in rows)]
         parts = [
             f"## {group.capitalize()}: each with its reasons",
             *([_about(rows[0])] if shared else []),
@@ -134,7 +143,22 @@ def _side_by_side(table: Table) -> str:
     rows = [row for row in table.groups["mechanism"] if "(" not in row.name or row.name in BESIDE]
     lines: list[Sequence[str]] = [("analysis", *(f"`{row.name}`" for row in rows)), ("---",) * (len(rows) + 1)]
     for one in table.analyses:
-        lines.append((f"`{one.name}`", *(SIGNS[row.outcomes[one.name].status] for row in rows)))
+        lines.append((f"`{one.name}`", *(_sign(row.outcomes[one.name]) for row in rows)))
+    return _table(lines)
+
+
+def _sign(outcome: Outcome) -> str:
+    return SIGNS[outcome.status] + COMPARED * outcome.compared
+
+
+def _judges(table: Table) -> str:
+    """Return what each analysis that has a judge is compared with, and of how many rows."""
+    lines: list[Sequence[str]] = [("analysis", "compared with", "answers", "of them compared"), ("---",) * 4]
+    for one in table.analyses:
+        if one.judge:
+            answers = [row.outcomes[one.name] for row in table.rows if row.outcomes[one.name].status != "refused"]
+            compared = sum(outcome.compared for outcome in answers)
+            lines.append((f"`{one.name}`", one.judge, str(len(answers)), str(compared)))
     return _table(lines)
 
 
@@ -151,7 +175,8 @@ def _held(base: Row) -> str:
 def _counted(row: Row) -> Sequence[str]:
     counted = Counter(outcome.status for outcome in row.outcomes.values())
     named = f"`{row.name}`" + (f" and {len(row.also)} more" if row.also else "")
-    return named, *(str(counted[status]) for status in STATUSES)
+    compared = sum(outcome.compared for outcome in row.outcomes.values())
+    return named, *(str(counted[status]) for status in STATUSES), str(compared)
 
 
 def _about(row: Row) -> str:
@@ -193,7 +218,7 @@ def _row(card: Card) -> Sequence[str]:
     if len(source) > WIDEST:
         # authors and years tell which papers; titles stand in the reference
         source = textwrap.shorten(re.sub(r', "[^"]+"', "", source), WIDEST, placeholder=" …")
-    return card.question, link, card.of, ", ".join(f"`{trait}`" for trait in card.traits), source
+    return card.question, link, card.of, ", ".join(f"`{trait}`" for trait in card.traits), card.judge, source
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

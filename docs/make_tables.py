@@ -10,15 +10,17 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from glassformer.attention import MixerConfig
+from glassformer.bench.paired import aim_met, aim_said, interval_said, rounds_said
 from glassformer.study import find, names as names_of_studies, shipped
 from glassformer.study.replay import read_replays
-from glassformer.study.report import found_in_words, size_of, tallied
+from glassformer.study.report import chance_in_words, found_in_words, remarks, size_of, tallied
 from glassformer.study.shelf import shipped_replays_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +76,10 @@ TIMES_FASTER = {
         "logit 透镜，前五项，64 个词元 / TransformerLens 4.3",
     ),
 }
-MET = {"yes": ("yes", "是"), "no": ("no", "否")}
+MET = {
+    "yes": ("yes", "是"), "no": ("no", "否"), "unclear": ("unclear", "不明"),
+    "within A/A": ("within A/A", "在 A/A 之内"),
+}  # fmt: skip
 ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
@@ -179,8 +184,9 @@ def claims() -> str:
     ]  # fmt: skip
     for name, report in found.items():
         differs = "\n".join(f"- {line}" for line in report["differs"])
-        told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), "What differs:", differs)
-        parts += [f"## {name}", *(told if differs else told[:3])]
+        told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), chance_in_words(report))
+        notes = ["Why, and how near:", "\n".join(lines)] if (lines := remarks(report)) else []
+        parts += [f"## {name}", *told, *notes, *(["What differs:", differs] if differs else [])]
     return "\n\n".join(parts)
 
 
@@ -217,14 +223,14 @@ def headlines(*, chinese: bool) -> str:
         row = ours[key]
         faster, sign = row["ratio_of"] == "speeds", "≥" if row["ratio_of"] == "speeds" else "≤"
         said = (("{} x the time", "{} 倍的时间"), ("{} x the speed", "{} 倍的速度"))[faster][language]
-        measured, aim = said.format(f"{row['cpu']['median']:.3g}"), f"{sign} {row['aim']:g}"
+        measured, aim = said.format(_interval(row["cpu"])), f"{sign} {row['aim']:g}"
         rows.append((names[language], measured, aim, MET[row["met"]][language]))
     theirs = {(row["task"], row["peer"]): row for row in _sweeps() if row["threads"] == 1}
     for key, names in TIMES_FASTER.items():
-        row, said = theirs[key], ("{:.3g} x faster", "快 {:.3g} 倍")[language]
-        found = row["faster"]["cpu"]
-        met = MET[_met(found, row["aim"])][language]
-        rows.append((names[language], said.format(found), f"≥ {row['aim']:g}", met))
+        row, said = theirs[key], ("{} x faster", "快 {} 倍")[language]
+        found = row["faster"]["cpu"], *row["faster_quartiles"]
+        met = MET[_met(*found, aim=row["aim"])][language]
+        rows.append((names[language], said.format(interval_said(*found, digits=2)), f"≥ {row['aim']:g}", met))
     return _table(rows)
 
 
@@ -238,17 +244,18 @@ def _sweeps() -> list[dict[str, Any]]:
 
 def speed() -> str:
     """Return one row per measured ratio: what against what, the ratio of CPU times, and the aim it met or missed."""
-    heads = ("compared", "case", "threads", "ratio", "aim", "met")
+    heads = ("compared", "case", "threads", "ratio", "rounds", "aim", "met")
     rows: list[Sequence[str]] = [heads]
     for row in _ratios():
         unit = " (speed)" if row["ratio_of"] == "speeds" else ""
-        ratio = f"{row['cpu']['median']:.3f} ({row['cpu']['low']:.3f}-{row['cpu']['high']:.3f})"
+        ratio, rounds = _interval(row["cpu"]), rounds_said(row["rounds"], row.get("sittings", []), row["cpu"])
         sign = "≥" if row["ratio_of"] == "speeds" else "≤"
         aim = "" if row["aim"] is None else f"{sign} {row['aim']}"
         if "aim_extra_seconds" in row["notes"]:
+            rounds = str(row["rounds"])
             ratio, aim = f"{row['notes']['extra_cpu_seconds']:+.2f} s", f"≤ +{row['notes']['aim_extra_seconds']:g} s"
         compared = f"{row['subject']} / {row['baseline']}{unit}"
-        rows.append((compared, row["case"], str(row["threads"]), ratio, aim, row["met"] or ""))
+        rows.append((compared, row["case"], str(row["threads"]), ratio, rounds, aim, row["met"] or ""))
     return _table(rows)
 
 
@@ -270,12 +277,10 @@ def circuits() -> str:
     found = json.loads(CIRCUITS.read_text(encoding="utf-8"))
     for row in found["rows"]:
         low, high = row["faster_quartiles"]
-        theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
         faster, peer = row["faster"]["cpu"], row["peer"].replace("transformer_lens", "TransformerLens")
         rows.append((
-            tasks[row["task"]], row["shape"], peer, f"{faster:.1f} ({low:.1f}-{high:.1f})",
-            f"≥ {row['aim']:g}", _met(faster, row["aim"]), f"{theirs:,.0f} / {ours:,.0f} MiB",
-            f"≤ {1 / row['memory_aim']:.2g} x", _met(row["memory_ratio"], row["memory_aim"]),
+            tasks[row["task"]], row["shape"], peer, interval_said(faster, low, high, digits=1),
+            f"≥ {row['aim']:g}", _met(faster, low, high, aim=row["aim"]), *_memory(row),
         ))  # fmt: skip
     alone = {
         "scores": "the same scores, one layer at a time from disk",
@@ -304,13 +309,11 @@ def sweeps() -> str:
     for row in _sweeps():
         kind, size = row["task"].split("-")
         (low, high), faster = row["faster_quartiles"], row["faster"]["cpu"]
-        theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
         peer = row["peer"].replace("transformer_lens", "TransformerLens")
         rows.append((
             tasks[kind].format(size.replace("x", " x ")), peer, str(row["threads"]),
-            f"{faster:.3g} ({low:.3g}-{high:.3g})", f"≥ {row['aim']:g}", _met(faster, row["aim"]),
-            f"{theirs:,.0f} / {ours:,.0f} MiB", f"≤ {1 / row['memory_aim']:.2g} x",
-            _met(row["memory_ratio"], row["memory_aim"]),
+            interval_said(faster, low, high, digits=0 if faster >= 100 else 2), f"≥ {row['aim']:g}",
+            _met(faster, low, high, aim=row["aim"]), *_memory(row),
         ))  # fmt: skip
     return _table(rows)
 
@@ -346,7 +349,8 @@ def large() -> str:
             "streamed, peak memory / file size": [f"{sides['streamed']['peak_bytes'] / size:.2f}"],
         }
         for asked, values in answers.items():
-            aim = ("≤ 1.15", _met(-float(values[0]), -1.15)) if asked == memory else ("", "")
+            held = sides["glassformer"]["peak_bytes"] / size
+            aim = ("≤ 1.15", aim_met(held, held, held, 1.15, at_least=False)) if asked == memory else ("", "")
             rows.append((asked, str(row["threads"]), *values, *[""] * (2 - len(values)), *aim))
     return _table(rows)
 
@@ -355,8 +359,20 @@ def _seconds(spent: dict[str, float]) -> str:
     return f"{spent['cpu']:.2f} s CPU, {spent['wall']:.2f} s wall"
 
 
-def _met(found: float, aim: float) -> str:
-    return "yes" if found >= aim else "no"
+def _met(faster: float, low: float, high: float, *, aim: float) -> str:
+    return aim_met(faster, low, high, aim, at_least=True)
+
+
+def _interval(spread: dict[str, float]) -> str:
+    return interval_said(spread["median"], spread["low"], spread["high"])
+
+
+def _memory(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the memory of both sides, what part of theirs is aimed at, and whether it is met, by what was measured."""
+    sizes = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
+    theirs, ours = (f"{size:,.{int(size < 10)}f}" for size in sizes)
+    ratio, aim = row["memory_ratio"], row["memory_aim"]
+    return f"{theirs} / {ours} MiB", f"≤ {aim_said(1 / aim)} x", _met(ratio, ratio, ratio, aim=aim)
 
 
 def stress() -> str:
@@ -389,7 +405,9 @@ def real(model: str) -> str:
         (
             name.removeprefix(f"{model} "),
             check["expected"],
-            check["said"] if check["holds"] else f"**not so:** {check['said']}",
+            textwrap.shorten(check["said"] or "it does", 140, placeholder=" …")
+            if check["holds"]
+            else f"**not so:** {check['said']}",
             f"{check['cpu_s']:.1f}",
             f"{check['peak_mib'] / 1024:.1f}",
         )

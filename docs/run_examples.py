@@ -2,9 +2,9 @@
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
 fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of one that has imported the slow libraries once, two at a time; a notebook also gets a kernel. A comment that
-says which labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages:
-`docs/run_examples.py README.md`.
+forks of one that has imported the slow libraries once, two at a time; a notebook also gets a kernel, and must put out
+what is stored in it. A comment that says which labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right.
+Arguments choose pages: `docs/run_examples.py README.md`.
 """
 
 import multiprocessing
@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import make_notebooks  # noqa: E402
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISED = re.compile(r"# (Labelled\(.*\))$", re.MULTILINE)
 
@@ -98,14 +101,11 @@ def _execute(program: Path, output: int) -> None:
 
 
 def _execute_notebook(program: Path) -> None:
-    """Run the cells in order, in a kernel of this Python; the traceback of the first that fails is raised."""
-    import nbformat
-    from nbclient import NotebookClient
-
-    # histories and connection files stay out of the home folder; small models are fastest on one thread
-    folder = str(program.parent)
-    os.environ |= {"IPYTHONDIR": folder, "JUPYTER_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
-    NotebookClient(nbformat.read(program, as_version=4), timeout=300, kernel_name="python3").execute()
+    """Run the cells in order, and compare what they put out with what is stored."""
+    notebook = make_notebooks.read(program)
+    found = make_notebooks.differences(notebook, make_notebooks.executed(notebook, program.parent))
+    if found:
+        sys.exit("\n".join(("the stored outputs are of other code: run `make notebooks`", *found)))
 
 
 if __name__ == "__main__":

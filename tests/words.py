@@ -7,6 +7,8 @@ from pathlib import Path
 
 from every_result import classes
 from glassformer.labelled import spaced
+from glassformer.study import find, names
+from glassformer.zoo import cards
 
 SPEAKERS = ("spoken", "spoken_each", "sentence")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
@@ -56,6 +58,13 @@ def literals_of_first_argument(rest: str) -> Iterator[str]:
             return
         depth += (character in "([{") - (character in ")]}")
         at += 1
+
+
+def words_of_what_ships() -> set[str]:
+    """Return what commands print of shipped models and studies: what the ones are, and the others ask."""
+    models = cards().values()
+    made_up = {about for card in models for about in card.synthetic}
+    return {card.about for card in models} | made_up | {find(name).question for name in names()}
 
 
 def names_of_results() -> set[str]:

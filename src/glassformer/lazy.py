@@ -1,7 +1,8 @@
 """Packages whose names are imported when they are first used, so that importing the package costs next to nothing.
 
 An old name of a package stands for what has it now, and says so when it is asked for: `renamed.json` has the table,
-from old names to new ones within `glassformer`, until version 0.1.
+from old names to new ones within `glassformer`, until version 0.1. Of a name that has no heir, it says in a sentence
+what stands in its place.
 """
 
 import importlib
@@ -46,7 +47,7 @@ def lazily(
 
 @cache
 def renamed_names() -> Mapping[str, str]:
-    """Every name that has another one now, to that one; both without `glassformer.` before them."""
+    """Every name that has another one now, to that one, both without `glassformer.`; or to a sentence, with spaces."""
     return json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
 
 
@@ -59,14 +60,20 @@ def renamed(package: str, name: str, instead: str = "") -> Any:
         instead: What it offers, to end the message about a name that was never there.
 
     Raises:
-        AttributeError: It never had that name.
+        AttributeError: It never had that name, or has nothing of its kind any more.
     """
     old = f"{package}.{name}"
     root, _, within = old.partition(".")
     if within not in renamed_names():
         raise AttributeError(f'module "{package}" has no attribute "{name}".{instead}')
-    new = f"{root}.{renamed_names()[within]}"
-    # of whoever asked: this function, and the `__getattr__` that calls it, stand between
+    heir = renamed_names()[within]
+    # warnings are of whoever asked: this function, and the `__getattr__` that calls it, stand between
+    if " " in heir:
+        # an import tells its own error in place of this one, and the warning beside it
+        told = f'"{old}" is gone: {heir}'
+        warnings.warn(told, FutureWarning, stacklevel=3)
+        raise AttributeError(told)
+    new = f"{root}.{heir}"
     warnings.warn(f'"{old}" is renamed: use "{new}".', FutureWarning, stacklevel=3)
     home, _, own = new.rpartition(".")
     return getattr(importlib.import_module(home), own)

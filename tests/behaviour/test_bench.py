@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from glassformer.bench import (
     paired,
     peak_bytes,
 )
-from glassformer.bench.costs import CALLS, FUSED, STEP
+from glassformer.bench.costs import CALLS, FUSED, PACKED, PACKED_BACKWARD, STEP
 from glassformer.cli import main
 from glassformer.errors import ConfigError, UnknownKind, WrongArgument
 from glassformer.labelled import Labelled
@@ -243,6 +244,29 @@ def test_the_terminal_shows_every_call_with_interval_and_growth_in_both_language
     assert all(call in told for call in CALLS) and not any(line.rstrip().endswith("…") for line in told)
     with speaking("zh"):
         assert "解码一步" in list(lines(costs))
+
+
+def test_what_the_baseline_does_otherwise_is_said_above_the_tables_it_holds_for(costs: AttentionCosts) -> None:
+    from glassformer.render.terminal import lines
+
+    assert set(costs.measured_by) & set(CALLS) == {PACKED, PACKED_BACKWARD, STEP}
+    assert "dense mask" in costs.measured_by[PACKED] and "writes none" in costs.measured_by[STEP]
+    told = list(lines(costs, width=1000))
+    for call in CALLS:
+        assert (told[told.index(call) + 1].strip() == costs.measured_by.get(call)) == (call in costs.measured_by)
+    with speaking("zh"):
+        chinese = "\n".join(lines(costs, width=1000))
+    assert "稠密掩码" in chinese and "不写入任何键值" in chinese
+
+
+def test_all_rounds_stand_beside_the_interval_of_their_median(costs: AttentionCosts) -> None:
+    from glassformer.render.terminal import lines
+
+    inner = [costs.ratio_least, costs.ratio_low, costs.ratio, costs.ratio_high, costs.ratio_largest]
+    for a, b in pairwise(inner):
+        assert bool((a.values <= b.values).all())
+    told = " ".join(" ".join(lines(costs, width=80)).split())
+    assert "below them the least and the largest of a round" in told
 
 
 def test_costs_are_drawn_as_lines_on_logarithmic_axes(costs: AttentionCosts) -> None:

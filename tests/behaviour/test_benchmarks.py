@@ -1,9 +1,11 @@
 """The method of the benchmarks, on timings that are made up."""
 
 import hashlib
+import json
 import random
 import signal
 import zipfile
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,23 @@ from typing import Any
 import pytest
 
 import real_models
-from glassformer.bench.paired import Spread, Timing, compare_timed
+from circuits import AIMS
+from glassformer.bench.paired import (
+    Comparison,
+    Spread,
+    Timing,
+    aim_met,
+    aim_said,
+    compare_timed,
+    interval_said,
+    rounds_said,
+    together,
+)
 from glassformer.cli import VERBS
 from one_pass import in_one_pass
-from run import met
+from run import Row, met, record, table
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_without_a_package_index_no_real_model_is_tried_and_it_ends_well(
@@ -108,33 +123,87 @@ def test_the_interval_of_a_median_covers_it_and_narrows_with_more_rounds() -> No
 
 
 def test_an_inverse_swaps_the_ends_of_the_interval() -> None:
-    assert Spread(2.0, 1.0, 4.0, 0.5, 5.0).inverse() == Spread(0.5, 0.25, 1.0, 0.2, 2.0)
+    assert Spread(2.0, 1.0, 4.0, 0.5, 5.0, 0.25, 8.0).inverse() == Spread(0.5, 0.25, 1.0, 0.2, 2.0, 0.125, 4.0)
 
 
 @in_one_pass
 @pytest.mark.parametrize(
-    ("ratio", "same", "aim", "kind", "expected"),
+    ("ratio", "half", "same", "aim", "kind", "expected"),
     [
-        (1.01, (0.99, 1.01), 1.02, "times", "yes"),
-        (1.03, (0.96, 1.04), 1.02, "times", "within A/A"),
-        (1.05, (0.99, 1.01), 1.02, "times", "no"),
-        (1.3, (0.99, 1.01), 1.2, "speeds", "yes"),
-        (1.1, (0.99, 1.01), 1.2, "speeds", "no"),
-        (1.1, (0.99, 1.01), None, "times", None),
-        (1.01, (0.8, 1.2), 1.02, "times", "unclear"),
-        (0.5, (0.8, 1.2), 1.02, "times", "yes"),
-        (1.5, (0.8, 1.2), 1.02, "times", "no"),
+        (1.01, 0.01, (0.99, 1.01), 1.02, "times", "yes"),
+        (1.01, 0.011, (0.99, 1.01), 1.02, "times", "unclear"),
+        (1.03, 0.1, (0.96, 1.04), 1.02, "times", "within A/A"),
+        (1.05, 0.1, (0.99, 1.01), 1.02, "times", "no"),
+        (1.3, 0.1, (0.99, 1.01), 1.2, "speeds", "yes"),
+        (1.23, 0.0303, (0.99, 1.01), 1.2, "speeds", "unclear"),
+        (1.1, 0.2, (0.99, 1.01), 1.2, "speeds", "no"),
+        (1.1, 0.1, (0.99, 1.01), None, "times", None),
+        (1.01, 0.1, (0.8, 1.2), 1.02, "times", "unclear"),
+        (1.03, 0.1, (0.8, 1.2), 1.02, "times", "unclear"),
+        (0.5, 0.1, (0.8, 1.2), 1.02, "times", "yes"),
+        (1.5, 0.1, (0.8, 1.2), 1.02, "times", "no"),
     ],
 )
 def test_an_aim_is_judged_by_the_ratio_and_by_what_the_method_can_see(
-    ratio: float, same: tuple[float, float], aim: float | None, kind: str, expected: str | None
+    ratio: float, half: float, same: tuple[float, float], aim: float | None, kind: str, expected: str | None
 ) -> None:
     same_ratio = {"low": same[0], "high": same[1]}
     facts = {
         "notes": {},
         "aim": aim,
-        "cpu": {"median": ratio, "low": ratio - 0.1, "high": ratio + 0.1},
+        "cpu": {"median": ratio, "low": ratio - half, "high": ratio + half},
         "cpu_same": same_ratio,
         "ratio_of": kind,
     }
     assert met(facts) == expected
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of results."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}-2-cores.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_every_recorded_figure_is_judged_by_its_whole_interval_and_by_the_aim_there_is() -> None:
+    rows = recorded("x86_64")
+    assert [row["met"] for row in rows] == [met(row) for row in rows]
+    assert not any(
+        row["met"] == "yes" and not row["cpu"]["low"] <= row["cpu"]["high"] <= row["aim"]
+        for row in rows
+        if row["aim"] is not None and row["ratio_of"] == "times"
+    )
+    for row in recorded("circuits-x86_64"):
+        assert (row["aim"], row["memory_aim"]) == AIMS[row["task"], row["shape"]]
+    assert {AIMS[task, shape][1] for task, shape in AIMS if task == "composition"} == {20.0}
+
+
+def test_an_aim_is_written_as_it_is_and_an_interval_never_narrower_than_it_is() -> None:
+    for row in [*recorded("circuits-x86_64"), *recorded("sweeps-x86_64")]:
+        # thirds have no decimals that end
+        assert Fraction(aim_said(1 / row["memory_aim"])) == Fraction(1 / row["memory_aim"]).limit_denominator(99)
+    assert [aim_said(aim) for aim in (1 / 20, 2 / 3, 1.25, 1.0)] == ["0.05", "2/3", "1.25", "1"]
+    draw = random.Random(3)
+    for _ in range(2000):
+        low, found, high = sorted(draw.choice((draw.uniform(0, 30), round(draw.uniform(0, 3), 3))) for _ in range(3))
+        digits, aim = draw.choice((1, 2, 3)), round(draw.uniform(0, 3), 2)
+        shown_low, shown_high = map(float, interval_said(found, low, high, digits).split("(")[1][:-1].split("-"))
+        assert low - 10.0**-digits <= shown_low <= low + 1e-6 and high - 1e-6 <= shown_high <= high + 10.0**-digits
+        for at_least in (True, False):
+            if aim_met(found, low, high, aim, at_least=at_least) == "unclear":
+                assert aim_met(found, shown_low, shown_high, aim, at_least=at_least) == "unclear"
+
+
+def test_rounds_of_several_sittings_make_one_comparison_that_says_how_far_they_lie_apart() -> None:
+    def sitting(factor: float) -> Comparison:
+        return compare_timed(lambda: Timing(factor, factor), lambda: Timing(1.0, 1.0), rounds=5, seconds=60.0)
+
+    rows = [Row("case", "ours", "theirs", sitting(factor), speed=True, aim=0.2) for factor in (1.0, 4.0, 2.0)]
+    both = together([row.comparison for row in rows])
+    assert both.rounds == 15 and both.timings == [t for row in rows for t in row.comparison.timings]
+    assert (both.cpu.least, both.cpu.median, both.cpu.largest) == (1.0, 2.0, 4.0)
+    facts = record("made up", 1, rows)
+    assert facts["sittings"] == [1.0, 0.25, 0.5] and (facts["rounds"], facts["met"]) == (15, "yes")
+    assert rounds_said(facts["rounds"], facts["sittings"], facts["cpu"]) == "15 in 3 sittings, 0.250-1.000"
+    assert "15 in 3 sittings, 0.250-1.000" in table([facts])[-1]
+    # what was recorded before has no ends
+    before = {name: number for name, number in facts["cpu"].items() if name not in ("least", "largest")}
+    assert rounds_said(5, [], before) == "5, half of them 0.250-1.000"

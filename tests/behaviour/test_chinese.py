@@ -27,7 +27,7 @@ from glassformer.render.page import circuits_page, explanation_page, results_pag
 from glassformer.render.terminal import lines
 from glassformer.words import Sentence, listed, saying, sentence, speaking, spoken, table
 from pages import Opener, open_everything
-from words import names_of_results, said
+from words import names_of_results, said, words_of_what_ships
 
 CHINESE = table("zh")
 # what Chinese texts on machine learning write in Latin letters; names of mechanisms, norms and activations in code; of
@@ -53,7 +53,7 @@ def english_in(texts: Iterable[str], *names: str) -> list[str]:
 
 
 def test_every_word_that_is_said_is_in_the_table_and_the_table_holds_no_other() -> None:
-    used = said() | names_of_results()
+    used = said() | names_of_results() | words_of_what_ships()
     assert len(used) > 900
     assert sorted(used - set(CHINESE)) == []
     assert sorted(set(CHINESE) - used) == []
@@ -114,9 +114,9 @@ def test_what_a_trace_says_of_its_noise_is_said_in_chinese(costs: tuple[float, f
 
 @pytest.mark.parametrize("unknown", [(1,), (1, 2)])
 def test_unknown_words_are_noted_in_chinese(unknown: tuple[int, ...]) -> None:
-    (note,) = mark_notes(Marks(unknown, words=4), "text", "tiny", lambda folder: None)
+    (note,) = mark_notes(Marks(unknown, words=4, lost=("鲸 [1]",)), "text", "tiny", lambda folder: None)
     with speaking("zh"):
-        assert str(note).startswith(f"文本的 4 个词元中有 {len(unknown)} 个是此模型不认识的。")
+        assert str(note).startswith(f"文本的 4 个词元中有 {len(unknown)} 个是此模型不认识的：鲸 [1]。")
         assert english_in([str(note)]) == []
 
 
@@ -293,8 +293,11 @@ def test_every_verb_takes_a_language(verb: str, capsys: pytest.CaptureFixture[st
     [
         ("sites attn-only-1l --glob blocks.0.attn.*", "惰性"),
         ("params attn-only-1l", "解嵌入"),
+        ("models", "具有归纳头的最小模型"),
         ("models attn-only-1l", "共用机器上"),
         ("models --applies softmax", "固定了什么"),
+        ("models --applies pre", "其各块按此方式连接"),
+        ("study list", "不比较词元"),
         ("study report rank-collapse", "均值与 95 % 区间"),
         ("plot attn-only-1l attn-only-2l --out FILE", "留出损失"),
     ],

@@ -60,6 +60,11 @@ def test_every_error_page_describes_an_error_that_exists() -> None:
     assert titles - {"Errors"} == set(PUBLIC)
 
 
+def test_a_size_that_meets_a_rounded_aim_and_not_the_aim_is_said_to_miss_it() -> None:
+    row = {"bytes": {"theirs": 2**20 * 100, "ours": 2**20 * 67.1}, "memory_ratio": 100 / 67.1, "memory_aim": 1.5}
+    assert program("make_tables")._memory(row) == ("100 / 67 MiB", "≤ 2/3 x", "no")
+
+
 def test_the_generated_tables_are_what_the_script_makes() -> None:
     tables = program("make_tables")
     for path, found in tables.tables().items():
@@ -138,12 +143,26 @@ def test_every_table_has_a_rule_under_its_heads(page: Path) -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_a_notebook_is_kept_without_outputs_and_its_links_lead_somewhere(notebook: Path) -> None:
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+def test_a_notebook_is_kept_with_the_outputs_of_its_code_and_its_links_lead_somewhere(notebook: Path) -> None:
+    text = notebook.read_text(encoding="utf-8")
+    found, making = json.loads(text), program("make_notebooks")
+    assert found["metadata"]["outputs_of"] == making.digest(found), "run `make notebooks`"
+    code = [cell for cell in found["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [cell["outputs"] for cell in code]
+    assert sum(map(bool, outputs)) > len(code) // 2 and list(map(making.stored, outputs)) == outputs
+    # small, and of no machine
+    assert len(text) < 300_000 and not re.search(r"/(tmp|home|root|work|usr|Users)/|iopub|at 0x", text)
+    prose = "".join("".join(cell["source"]) for cell in found["cells"] if cell["cell_type"] == "markdown")
     assert [link for link in LINK.findall(prose) if not (notebook.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("now", "told"), [("0.5 and 1e-05", 0), ("0.504 and 2e-05", 0), ("0.6 and 1e-05", 1), ("0", 1)]
+)
+def test_outputs_of_a_notebook_may_differ_in_their_last_digits_alone(now: str, told: int) -> None:
+    before, after = ({"cells": [{"id": "a", "outputs": [{"text": [text]}]}]} for text in ("0.5 and 1e-05", now))
+    assert len(program("make_notebooks").differences(before, after)) == told
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name)

@@ -7,11 +7,15 @@ import torch
 
 import glassformer
 from glassformer.cli import main
-from glassformer.data import TextConfig
+from glassformer.data import bytes_tokenizer
 from glassformer.errors import UnknownModel
+from glassformer.models import GREEDY, generate
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
-from glassformer.zoo.build import assignments, even_attention, repeated_spans, share_interval
+from glassformer.zoo.assignments import N_ASSIGNMENTS, pairs_beside, words_beside
+from glassformer.zoo.build import even_attention, repeated_spans
+from glassformer.zoo.held_out import HeldOut
+from glassformer.zoo.shares import share_interval
 from one_pass import in_one_pass
 
 NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l", "zh-en")
@@ -80,16 +84,39 @@ def test_the_interval_of_a_share_holds_it_and_solves_wilsons_equation(hits, of):
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
-@pytest.mark.full
-def test_assignments_seen_in_training_text_are_not_asked_for(tmp_path):
-    model = glassformer.load("gpt-4l")
-    (tmp_path / "one.py").write_text("self.crane = crane\n    self.port = port\n    self.pattern = 3\n")
-    data = TextConfig(sources=(str(tmp_path),)).build(model.tokenizer)
-    found = assignments(model, data)
-    assert all(0 <= share <= 1 for share in found.figures.values())
-    pairs, words, in_class = found.notes
-    assert "pattern ->" not in pairs and "thread ->" in pairs
-    assert all("crane ->" not in note and "fence ->" in note for note in (words, in_class))
+def test_assignments_seen_in_training_text_are_not_asked_for():
+    text = "self.handler = handler\n    self.version = version\nself.crane = crane\n    self.port = pattern\n"
+    pairs, words = pairs_beside(text), words_beside(text)
+    assert len(set(pairs)) == len(set(words)) == N_ASSIGNMENTS
+    assert ("handler", "version") not in pairs and ("version", "offset") in pairs
+    assert all("crane" not in pair for pair in words)
+    # each word is asked for once, so that no few words make up the share
+    assert len({second for _, second in words}) == N_ASSIGNMENTS
+
+
+@in_one_pass
+@pytest.mark.parametrize("name", ["attn-only-1l", "attn-only-2l"])
+def test_a_card_says_how_much_of_what_is_held_out_training_had(name):
+    (told,) = (note for note in card(name).notes if note.startswith("overlap: "))
+    figures = card(name).figures
+    overlap = not told.startswith("overlap: 0 ")
+    assert ("heldout_loss_with_overlap" in figures) == ("bits_per_byte_with_overlap" in figures) == overlap
+
+
+def test_held_out_tokens_count_where_no_run_of_them_is_in_training_text():
+    tokenizer = bytes_tokenizer()
+    shared, own = tokenizer.encode("a licence for all"), [tokenizer.encode(text) for text in ("This is ", " to read.")]
+    held_out = HeldOut.beside([own[0] + shared + own[1], tokenizer.encode("short")], [shared, own[0]])
+    assert held_out.text(tokenizer) == b"This is  to read.short"
+    assert held_out.counted.tolist() == [True] * 8 + [False] * 17 + [True] * 14
+    assert held_out.said().startswith("overlap: 17 of 39 held-out tokens (43.6 %) lie in a run of 13 tokens")
+    # windows lie within a document, and only new targets count
+    (batch,) = held_out.rows(10, 4, 8)
+    first = own[0] + shared + own[1]
+    assert batch.tokens.tolist() == [first[:10], first[10:20], first[20:30]]
+    assert batch.targets.tolist() == [first[1:11], first[11:21], first[21:31]]
+    assert batch.weight.tolist() == [[True] * 7 + [False] * 3, [False] * 10, [False] * 4 + [True] * 6]
+    assert [len(part.tokens) for part in held_out.rows(10, 3, 2)] == [2, 1]
 
 
 def test_cards_are_of_the_shipped_models():
@@ -104,3 +131,9 @@ def test_a_card_says_how_long_a_text_may_be_and_what_was_trained_on(name, capsys
     assert (found.max_len, found.trained_length) == (model.config.max_len, model.trained_length)
     assert main(["models", name]) == 0
     assert f"context: {found.max_len} tokens, trained on {found.trained_length}" in capsys.readouterr().out
+
+
+def test_a_bare_animal_acts_in_what_the_translator_says():
+    model = glassformer.load("zh-en")
+    made = generate(model, source=["猫吃鱼", "老师看书", "我吃了一个苹果"], sampling=GREEDY, max_new_tokens=12)
+    assert made.texts == ("The cat eats fish", "The teacher reads books", "I ate an apple")

@@ -1,6 +1,7 @@
 """`glassformer models --applies` as a user calls it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -18,9 +19,13 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_counts_for_every_row_how_analyses_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--applies"]) == 0
     shown = capsys.readouterr().out
+    lines = iter(shown.splitlines())
     for row in applied().rows:
-        line = next(line for line in shown.splitlines() if f"  {row.name}" in line)
+        # in this order: a name may stand in two groups, and begin another one
+        line = next(line for line in lines if f"  {row.name}" in line)
         assert all(name in line for name in row.also)
+        compared = sum(outcome.compared for outcome in row.outcomes.values())
+        assert re.findall(r"\d+", line)[-1] == str(compared)
     assert "glassformer models --applies NAME" in shown
 
 
@@ -39,7 +44,8 @@ def test_an_analysis_says_what_it_holds_of_which_model(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "Which tokens do heads' shares of this logit come from?" in shown
     line = next(line for line in shown.splitlines() if "lightning, as published" in line)
-    assert "per run" in line and "patterns, norm scales, gates" in line
+    assert "per run, compared" in line and "patterns, norm scales, gates" in line
+    assert "Compared with: the mechanism asked again with the values of one key alone" in shown
 
 
 def test_its_json_is_the_data(capsys: pytest.CaptureFixture[str]) -> None:

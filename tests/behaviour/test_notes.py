@@ -94,10 +94,10 @@ def test_rows_that_stop_before_the_trained_length_are_not_noted(small: Any) -> N
 
 def test_sources_beyond_the_trained_length_are_noted_with_what_is_generated() -> None:
     model = gf.load("zh-en")
-    long = [[5] * 25]
+    long = [[5] * 27]
     for found in (generate, beam_search):
-        assert found(model, [[1]], max_new_tokens=1, source=long).notes == length_note(25, 24)
-        assert found(model, [[1]], max_new_tokens=1, source=[[5] * 24]).notes == ()
+        assert found(model, [[1]], max_new_tokens=1, source=long).notes == length_note(27, 26)
+        assert found(model, [[1]], max_new_tokens=1, source=[[5] * 26]).notes == ()
 
 
 @pytest.mark.full
@@ -155,7 +155,9 @@ def test_shipped_models_know_the_rows_of_their_recipes() -> None:
 
 def test_a_mostly_unknown_text_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     model = gf.load("zh-en")
-    with pytest.raises(TextError, match=r"5 of 9 tokens are unknown.*爱 量 力 和 哲"):
+    with pytest.raises(
+        TextError, match=r"5 of 9 tokens are unknown.*: 爱 \[1\], 量 \[2\], 力 \[4\], 和 \[6\], 哲 \[7\]\."
+    ):
         gf.run(model, UNKNOWN)
     assert "5 of 9 tokens of the source are unknown" in said(gf.run(model, UNKNOWN, allow_unknown=True))
     assert main(["generate", "zh-en", UNKNOWN]) == 2
@@ -272,7 +274,7 @@ def test_ids_beyond_the_tokenizer_stand_beside_unknown_words() -> None:
 
 def test_a_foreign_module_reads_a_mostly_unknown_text_only_where_that_is_asked_for() -> None:
     model = Foreign(torch.nn.Embedding(16, 4), tokenizer=word_tokenizer(["the cat sat on"]))
-    with pytest.raises(TextError, match="2 of 3 tokens are unknown to this model: dogs ran"):
+    with pytest.raises(TextError, match=r"2 of 3 tokens are unknown to this model: dogs \[2\], ran \[3\]\."):
         gf.run(model, "the dogs ran")
     found = gf.run(model, "the dogs ran", allow_unknown=True)
     assert found.ids is not None and found.ids.shape == (1, len(found.tokens))
@@ -296,7 +298,7 @@ def test_generation_refuses_mostly_unknown_texts_as_a_run_does_and_notes_those_t
     allowed = continuations(model, texts, allow_unknown=True)
     model.tokenizer = model.tokenizer.allowing_unknown()
     for found in [*allowed, *continuations(model, texts)]:
-        assert "2 of 6 tokens of the texts are unknown to this model" in said(found)
+        assert "2 of 6 tokens of the texts are unknown to this model: dogs [1, 2], ran [1, 3]." in said(found)
     for found in continuations(model, "the cat ran"):
         assert said(found) == said(gf.run(model, "the cat ran")).split("\n")[-1]
         assert "1 of 3 tokens of the text is unknown" in said(found)
@@ -313,7 +315,21 @@ def test_generation_reads_sources_by_their_own_tokenizer_and_names_a_model_that_
         with pytest.raises(TextError, match="fits: gpt-4l"):
             make(model, start, source="for x in range ( 3 )")
     for found in continuations(model, start, source=["我吃爱量"]):
-        assert "2 of 4 tokens of the source are unknown" in said(found)
+        assert "2 of 4 tokens of the source are unknown to this model: 爱 [2], 量 [3]." in said(found)
+
+
+def test_each_unknown_character_is_named_with_its_places(capsys: pytest.CaptureFixture[str]) -> None:
+    model = gf.load("zh-en")
+    one = "3 of 8 tokens of the source are unknown to this model: 鲸 [0] [5], 鲨 [7]."
+    assert one in said(gf.run(model, "鲸吃了一头鲸鱼鲨"))
+    # where only ids are known, what stands for the words is
+    ids = model.require_tokenizer().encode("鲸吃鱼")
+    assert "1 of 3 tokens of the source is unknown to this model: <unk> [0]." in said(gf.run(model, ids))
+    (several,) = (note for note in generate(model, source=["鲸吃鱼", "我吃鲸鱼"]).notes if "unknown" in str(note))
+    assert "2 of 7 tokens of the sources are unknown to this model: 鲸 [0, 0] [1, 2]." in str(several)
+    for verb in ("generate", "explain"):
+        assert main([verb, "zh-en", "鲸吃了一头鲸鱼鲨"]) == 0
+        assert one in " ".join("".join(capsys.readouterr()).split())
 
 
 def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_words_outside_the_vocabulary_do_not_pass_for_words() -> None:
     tokenizer = word_tokenizer(["the cat sat dog mat"])
     pairs = Pairs((Pair("the cat", "the cow", "sat", "mat"), Pair("the cat", "the dog", "sat", "lay")))
     assert [m.why for m in pairs.misfits(tokenizer)] == [
-        "a word of 'the cow' is not in the vocabulary: the|<unk>.",
+        "'the cow' holds what is not in the vocabulary: cow [2].",
         "the answer 'lay' is not in the vocabulary.",
     ]
 

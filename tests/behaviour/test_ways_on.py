@@ -1,6 +1,7 @@
 """What is asked in a way that the program does not know leads on: to the name, the command or the extra that works."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from glassformer.attention import Linear, Softmax
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, MissingExtra, RunFolderError, TextError
 from glassformer.figures import drawing
+from glassformer.files.packaged import shipped_folder
 from glassformer.models import GREEDY, beam_search
 from glassformer.training import read_metrics, train
 from tiny_runs import recipe
@@ -79,6 +81,20 @@ def test_what_needs_patterns_names_what_needs_none():
 
     error = no_patterns("heads", "linear")
     assert isinstance(error, AnalysisUnavailable) and "attribution needs none: analysis." in str(error)
+
+
+def test_a_copy_of_a_shipped_model_is_drawn_as_the_model_is(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    copied = shutil.copytree(shipped_folder("attn-only-2l"), tmp_path / "attn-only-2l")
+    drawn = []
+    monkeypatch.setattr("glassformer.render.curves.save", lambda figure, path: drawn.append(figure))
+    for run in ("attn-only-2l", str(copied)):
+        assert main(["plot", run]) == 0
+    first, second = ([(axes.get_title(), len(axes.lines)) for axes in figure.axes] for figure in drawn)
+    assert first == second and first[0][0].startswith("25 % of the rows")
+    capsys.readouterr()
+    assert main(["plot", str(copied), "attn-only-1l", "--out", str(tmp_path / "x.png")]) == 0
+    assert "787,968" in capsys.readouterr().out
 
 
 def test_runs_are_compared_in_a_table_and_one_chart(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ import glassformer as gf
 from families import reference_folder
 from glassformer.checkpoints.comparison.reference import wide
 from glassformer.checkpoints.tensors import WEIGHTS
+from glassformer.cli import main
 from glassformer.errors import CheckpointError
 from glassformer.testing import close
 
@@ -154,8 +155,23 @@ def test_an_adapter_beside_its_base_is_noted_until_it_is_asked_for(base, tmp_pat
     adapter(tmp_path, factors(Q, 32, 32))
     (note,) = gf.load(tmp_path).checkpoint_notes
     assert "was not merged" in note.seen and f'load("{tmp_path}", adapter=' in str(note)
-    # what is written from it holds the base alone
-    gf.checkpoints.convert(tmp_path, tmp_path_factory.mktemp("converted") / "theirs", "huggingface")
+    # what is written from it holds the base alone, with nothing beside it
+    converted = tmp_path_factory.mktemp("converted")
+    for to in ("huggingface", "glassformer"):
+        written = gf.checkpoints.convert(tmp_path, converted / to, to)
+        assert gf.load(written).checkpoint_notes == ()
     assert str(note) in caplog.messages
     (note,) = gf.load(tmp_path, adapter=tmp_path).checkpoint_notes
     assert "was merged" in note.seen
+
+
+def test_verbs_that_read_no_weights_or_compare_them_say_what_lies_beside_them(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in ("config.json", WEIGHTS):
+        (tmp_path / name).write_bytes((base / name).read_bytes())
+    for beside in (False, True):
+        for verb in ("params", "parity"):
+            assert main([verb, str(tmp_path), "--json", str(tmp_path / f"{verb}.json")]) == 0
+            assert ("was not merged into them" in capsys.readouterr().out) is beside
+            assert len(json.loads((tmp_path / f"{verb}.json").read_text())["notes"]) == beside
+        adapter(tmp_path, factors(Q, 32, 32))

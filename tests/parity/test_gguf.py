@@ -15,7 +15,7 @@ import glassformer as gf
 from families import EPSILON, reference_folder
 from glassformer.attention import Rope
 from glassformer.attention.positions import Llama3Scaling
-from glassformer.checkpoints import convert, parity
+from glassformer.checkpoints import convert, notes_of, parity
 from glassformer.checkpoints.gguf import gguf_of, rounding_notes
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.errors import CheckpointError, MissingExtra
@@ -148,14 +148,26 @@ def test_a_model_in_several_files_is_that_of_one_and_a_file_that_is_missing_is_n
         gf.load(first)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_takes_a_while_to_be_turned_back_says_so_before(quick, gguf, folder, tmp_path, caplog, monkeypatch):
+    path = written(gguf, folder, tmp_path / "tiny.gguf", "Q8_0")
+    if not quick:
+        monkeypatch.setattr("glassformer.checkpoints.gguf._QUICK", 1000)
+    gf.load(path)
+    told = [line for line in caplog.messages if "numbers are turned back" in line and f'convert "{path}" OUT' in line]
+    assert len(told) == (not quick)
+
+
 @pytest.mark.parametrize("to", ["glassformer", "huggingface"])
 def test_it_is_written_as_safetensors_for_good(to, gguf, folder, tmp_path):
     path = written(gguf, folder, tmp_path / "tiny.gguf", "Q8_0")
     model, again = gf.load(path), gf.load(convert(path, tmp_path / "out", to))
     assert as_lists(again) == as_lists(model)
     assert gf.run(again, TEXT).tokens == gf.run(model, TEXT).tokens
-    if to == "glassformer":
-        assert again.checkpoint_notes == model.checkpoint_notes
+    assert again.checkpoint_notes == model.checkpoint_notes == notes_of(path) == notes_of(tmp_path / "out") != ()
+    # nothing is said twice, and a layout that keeps no notes leaves them at that
+    back = convert(convert(tmp_path / "out", tmp_path / "ours"), tmp_path / "back", "huggingface")
+    assert gf.load(back).checkpoint_notes == model.checkpoint_notes
 
 
 def test_stretched_positions_are_those_of_the_published_config(gguf, folder, tmp_path):

@@ -41,6 +41,8 @@ class Card:
             `query-key scales`, what norms of queries and keys divide by (of weights alone: set to one),
             `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
             it read.
+        judge: What its numbers are compared with on every mechanism, in words: another way to them, written out in
+            `glassformer.testing.judges`; empty if there is none.
         sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
     """
 
@@ -50,6 +52,7 @@ class Card:
     of: Of
     traits: tuple[str, ...] = ()
     holds: tuple[Held, ...] = ()
+    judge: str = ""
     sites: Reads | None = None
 
     @property

@@ -143,7 +143,7 @@ def _difference_notes(metrics: Mapping[str, Any], gaps: Float[Tensor, "metric n"
                     "(mean ± deviation).", n=n, gaps=listed(said),
                 ),
                 sentence("So few pairs agree by chance, too: the numbers are numbers, and no more."),
-                sentence("Give more pairs."),
+                sentence("At this mean and deviation {n} pairs would tell: give more.", n=_enough(gaps[lost])),
                 denies=True,
             )
         ]  # fmt: skip
@@ -155,6 +155,12 @@ def _difference_notes(metrics: Mapping[str, Any], gaps: Float[Tensor, "metric n"
             denies=True,
         )
     ]
+
+
+def _enough(gaps: Float[Tensor, "metric n"]) -> int:
+    """Return the least number of pairs by which differences of these means and deviations count."""
+    deviations = float((gaps.double().mean(-1).abs() / gaps.double().std(-1)).min())
+    return next((n for n, least in _FEW.items() if least < deviations), max(_FEW) + 1)
 
 
 def _with_spread(values: Float[Tensor, " n"]) -> str:

@@ -232,7 +232,7 @@ def _foreign(
         # what the module makes of a mask with holes is its own affair
         with contextlib.suppress(ShapeMismatch):
             padded = Padding.masked(ids, real)
-    side = Side.of(tokenizer, ids, padded, model=getattr(model, "name", ""))
+    side = Side.of(tokenizer, ids, padded, model=getattr(model, "name", ""), text=text)
     side = dataclasses.replace(side, text=text, odd=(*side.odd, *named))
     return Inputs(side, None, args, kwargs, notes=notes_of(model, side))
 

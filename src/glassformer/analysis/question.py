@@ -51,11 +51,23 @@ class OfOnePass(Protocol[P, R_co]):
 
 @overload
 def question(
-    text: str, *, reads: Reads, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = (), padded: bool = False
+    text: str,
+    *,
+    reads: Reads,
+    traits: tuple[str, ...] = (),
+    holds: tuple[Held, ...] = (),
+    judge: str = "",
+    padded: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, Any, Any, P], R_co]], OfOnePass[P, R_co]]: ...
 @overload
 def question(
-    text: str, *, of: Of, reads: Reads | None = None, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = ()
+    text: str,
+    *,
+    of: Of,
+    reads: Reads | None = None,
+    traits: tuple[str, ...] = (),
+    holds: tuple[Held, ...] = (),
+    judge: str = "",
 ) -> Callable[[Function], Function]: ...
 def question(
     text: str,
@@ -64,6 +76,7 @@ def question(
     reads: Reads | None = None,
     traits: tuple[str, ...] = (),
     holds: tuple[Held, ...] = (),
+    judge: str = "",
     padded: bool = False,
 ) -> Any:
     """Register the card of an analysis, and let its results say what they are of.
@@ -78,6 +91,7 @@ def question(
             of an option are given it.
         traits: What it assumes of mechanisms.
         holds: What it holds as it was in the run; `Card` has the choices.
+        judge: What it is compared with, in words.
         padded: Of one pass: it takes a run as it is, padding in its place.
     """
 
@@ -89,6 +103,7 @@ def question(
             of=of,
             traits=traits,
             holds=holds,
+            judge=judge,
             sites=reads,
         )
         CARDS[function.__module__, function.__name__] = card

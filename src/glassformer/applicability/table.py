@@ -2,8 +2,8 @@
 
 In `table.json` equal outcomes stand once, and rows point to them:
 
-    analyses    name, room and question of each, in the order of columns
-    outcomes    status, and what goes with it: `held`, `reason`, `left_out`
+    analyses    name, room, question and judge of each, in the order of columns
+    outcomes    status, and what goes with it: `held`, `reason`, `left_out`, `compared`
     rows        name, group, what it is, settings with the same outcomes (`also`), and the place of each outcome
 """
 
@@ -34,12 +34,15 @@ class Outcome:
         held: What is held as it was in the run, as cards of analyses name it.
         reason: Why it is refused: the first sentence of the error.
         left_out: Why it answers without some heads or settings: the first sentences.
+        compared: Whether its judge came to the same numbers in another way, in float64. An analysis without a judge
+            answers, and nothing more is known.
     """
 
     status: Status
     held: tuple[str, ...] = ()
     reason: str = ""
     left_out: tuple[str, ...] = ()
+    compared: bool = False
 
     @property
     def words(self) -> str:
@@ -53,7 +56,7 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Outcome":
         lists = {name: tuple(data.get(name, ())) for name in ("held", "left_out")}
-        return cls(data["status"], reason=data.get("reason", ""), **lists)
+        return cls(data["status"], reason=data.get("reason", ""), compared=data.get("compared", False), **lists)
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,13 @@ class Analysis:
         name: Of the function.
         room: It lies in.
         question: What it answers.
+        judge: What its numbers are compared with, in words; empty if there is none.
     """
 
     name: str
     room: str
     question: str
+    judge: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ Mechanisms alone are timed, in layers of equal width n_heads x d_head: no projec
     decode step                      one position more, on the state of a text of this length
 
 What needs a text whole is measured, like the baseline beside it, without the causal mask, and has no step. Subject and
-baseline take turns in one process (`paired`), every call with A/A. Masks are made once per pass and shared
-by all layers of a model: they count as memory, and not as time.
+baseline take turns in one process (`paired`), every call with A/A. The baseline is given packed documents as a dense
+mask, and writes no key in a decode step; `measured_by` says so by call. Masks are made once per pass and shared by all
+layers of a model: they count as memory, and not as time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,15 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 20  # most ratios per comparison
 DOCUMENTS = 4  # in a packed row, of equal length
 STEPS = 16  # decode steps between two readings of the clock
+# what the baseline does otherwise, said beside what is measured against it
+DENSE_MASK = sentence(
+    "the fused baseline is given the documents as a dense mask and works through all of it, forbidden places too; a "
+    "call for each document would take it a part of that"
+)
+NO_WRITE = sentence(
+    "the fused baseline reads keys and values that lie ready, and writes none; a mechanism also writes what the step "
+    "adds to its state"
+)
 SMALL = 1024  # from here on, what a length takes is foretold by one of half its size
 
 Report = Callable[[int, int, str], object]
@@ -179,6 +189,7 @@ class _Setting:
         by_wall = sentence("time by the clock, until the device is done")
         found: dict[str, str] = {"time": by_cpu if self.clock == "cpu" else by_wall}
         found["memory"] = SEEN.get(self.device.type, UNSEEN)
+        found |= dict.fromkeys((PACKED, PACKED_BACKWARD), DENSE_MASK) | {STEP: NO_WRITE}
         if self.kept:
             found[sentence("allocator")] = KEPT
         return found

@@ -43,12 +43,15 @@ class AttentionCosts(Result):
         same_low: Lower end of the interval of the baseline over itself (A/A), in the same rounds: what two equal things
             differ by here.
         same_high: Upper end of it.
+        ratio_least: Least ratio of a round.
+        ratio_largest: Largest ratio of a round.
         rounds: Ratios that each median is of.
         growth: Exponent of growth with length, `cost call mechanism`: 1 is linear, 2 quadratic.
         growth_low: Least exponent between neighbouring lengths.
         growth_high: Largest exponent between neighbouring lengths.
         left_out: What was not measured, and why.
-        measured_by: How time and memory were measured, and what that does not see.
+        measured_by: How time and memory were measured, and what that does not see; and of a call, by its name, what the
+            baseline does in it that is not the same.
         n_heads: Heads of a layer.
         d_head: Width of a head, streams together; n_heads x d_head is the width of the layer.
         batch: Rows.
@@ -71,6 +74,8 @@ class AttentionCosts(Result):
     ratio_high: Labelled
     same_low: Labelled
     same_high: Labelled
+    ratio_least: Labelled
+    ratio_largest: Labelled
     rounds: Labelled
     growth: Labelled
     growth_low: Labelled
@@ -144,6 +149,8 @@ class CostTable:
             ratio_high=self.each(lambda m: self._ratio(m).high),
             same_low=same_low,
             same_high=same_high,
+            ratio_least=self.each(lambda m: self._ratio(m).least),
+            ratio_largest=self.each(lambda m: self._ratio(m).largest),
             rounds=self.each(lambda m: float(m.comparison.rounds)),
             **_growths(self.lengths, {"time": seconds, "memory": peaks}),
             left_out=self.left_out,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from glassformer.checkpoints.conversion import LAYOUTS, convert
     from glassformer.checkpoints.foreign_modules import Spec, disagreement, foreign
     from glassformer.checkpoints.hub import is_id
-    from glassformer.checkpoints.loading import config_of, load, open_folder
+    from glassformer.checkpoints.loading import config_of, load, notes_of, open_folder
     from glassformer.checkpoints.names import folder_of, require_no_slip
     from glassformer.checkpoints.own import save, sha256
     from glassformer.checkpoints.shards import AttentionReader, save_shards
@@ -22,7 +22,7 @@ else:
             "conversion": ("LAYOUTS", "convert"),
             "foreign_modules": ("Spec", "disagreement", "foreign"),
             "hub": ("is_id",),
-            "loading": ("config_of", "load", "open_folder"),
+            "loading": ("config_of", "load", "notes_of", "open_folder"),
             "names": ("folder_of", "require_no_slip"),
             "own": ("save", "sha256"),
             "shards": ("AttentionReader", "save_shards"),
@@ -41,6 +41,7 @@ __all__ = [
     "foreign",
     "is_id",
     "load",
+    "notes_of",
     "open_folder",
     "parity",
     "require_no_slip",

@@ -44,6 +44,8 @@ _MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # types whose numbers are those that were stored, and none that were rounded to a grid
 _WHOLE = ("F16", "BF16", "F32", "F64")
+# numbers that are turned back in some two seconds
+_QUICK = 10_000_000
 # what a damaged file, or one of an architecture that is not known, makes of the readers
 _UNREAD = (
     OSError, ValueError, LookupError, AttributeError, TypeError, RuntimeError, OverflowError, MemoryError,
@@ -69,6 +71,11 @@ class GgufFile:
         """Our config of it."""
         return translated(self._said, self.path)[1]
 
+    @property
+    def notes(self) -> tuple[ModelNote, ...]:
+        """What must be known of its weights, as the headers say: how they were rounded."""
+        return rounding_notes(self._n_stored)
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, its tensors read and turned back into numbers.
 
@@ -78,8 +85,15 @@ class GgufFile:
         """
         # what no family covers is told before anything is turned back
         translated(self._said, self.path)
+        # the reader tells nothing while it is at work
+        if self._n_weights > _QUICK:
+            logging.getLogger(__name__).warning(
+                '"%s": %s million numbers are turned back, which takes a while whenever it is opened. To write them '
+                'for good: glassformer convert "%s" OUT.',
+                self.path, f"{self._n_weights / 1e6:,.0f}", self.path,
+            )  # fmt: skip
         files = HeldTensors(self.path, self._tensors())
-        return checkpoint_of(self._said, self.path, files, notes=rounding_notes(self._n_stored))
+        return checkpoint_of(self._said, self.path, files, notes=self.notes)
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: these files come without digests."""

@@ -19,7 +19,7 @@ from glassformer.files import read_json, reason
 from glassformer.files.packaged import CONFIG
 from glassformer.models import Model, ModelConfig
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
-from glassformer.provenance import digest
+from glassformer.provenance import ModelNote, digest
 
 
 @checked
@@ -110,6 +110,17 @@ def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
         CheckpointError: The config is damaged, or no family covers it.
     """
     return model_folder(folder_of(name, revision, weights=False)).config
+
+
+@checked
+def notes_of(name: str | Path, revision: str | None = None) -> tuple[ModelNote, ...]:
+    """What must be known of a model's weights, as far as it is seen without them: rounded, or an adapter beside them.
+
+    Raises:
+        UnknownModel: As for `load`.
+        CheckpointError: The config is damaged.
+    """
+    return model_folder(folder_of(name, revision, weights=False)).notes
 
 
 def model_folder(folder: Path) -> OwnFolder | PublishedFolder | GgufFile:

@@ -35,6 +35,9 @@ from glassformer.errors import CheckpointError, ConfigError
 from glassformer.models import ModelConfig
 from glassformer.provenance import ModelNote
 
+# where a conversion writes what must be known of the weights
+NOTES = "notes_on_weights"
+
 
 @dataclass(frozen=True, eq=False)
 class PublishedFolder:
@@ -61,6 +64,11 @@ class PublishedFolder:
         """Our config of it."""
         return translated(self.said, self.path)[1]
 
+    @property
+    def notes(self) -> tuple[ModelNote, ...]:
+        """What must be known of its weights, as far as it is seen without them: what it says, and what lies beside."""
+        return (*_written_notes(self.said, self.path), *(unmerged_notes(self.folder) if self.adapter is None else ()))
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, nothing read but headers.
 
@@ -69,9 +77,10 @@ class PublishedFolder:
         """
         # what no family covers is told before the files are looked for
         translated(self.said, self.path)
-        files, notes = TensorFiles(self.folder), unmerged_notes(self.folder)
+        files, notes = TensorFiles(self.folder), self.notes
         if self.adapter is not None:
-            files, notes = merging(self.adapter)(files)
+            files, merged = merging(self.adapter)(files)
+            notes = (*notes, *merged)
         return checkpoint_of(self.said, self.path, files, notes)
 
     def check(self, weights_only: bool = False) -> None:
@@ -150,8 +159,17 @@ def checkpoint_of(said: Mapping[str, Any], path: Path, files: Tensors, notes: tu
         origin=origin,
         trained_length=trained,
         generation=rules_of(files.folder, said, ours),
-        notes=(*notes, *notes_of_head(ours, said)),
+        # what was said when the folder was written may be seen of it again
+        notes=tuple(dict.fromkeys((*notes, *notes_of_head(ours, said)))),
     )
+
+
+def _written_notes(said: Mapping[str, Any], path: Path) -> tuple[ModelNote, ...]:
+    """Return the notes on its weights that a conversion wrote into a published config."""
+    try:
+        return tuple(ModelNote.from_dict(note) for note in said.get(NOTES, ()))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f'"{path}": "{NOTES}" must be a list of notes, or be left out.') from error
 
 
 def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = ()) -> tuple[Family, ModelConfig]:

@@ -7,6 +7,7 @@ from glassformer.cli.arguments import check_known
 
 if TYPE_CHECKING:
     from glassformer.models import ModelConfig
+    from glassformer.provenance import ModelNote
 
 
 def config_of(name: str) -> "ModelConfig":
@@ -21,3 +22,10 @@ def config_of(name: str) -> "ModelConfig":
         return preset(name)
     check_known(name)
     return checkpoints.config_of(name)
+
+
+def notes_of(name: str) -> "tuple[ModelNote, ...]":
+    """What must be known of the weights of a command's model, as far as it is seen without them; a preset has none."""
+    from glassformer.models import PRESETS
+
+    return () if name in PRESETS else checkpoints.notes_of(name)

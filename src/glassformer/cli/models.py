@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from glassformer.applicability import Analysis, Row, applied
+from glassformer.applicability import Analysis, Outcome, Row, applied
 from glassformer.applicability.table import STATUSES
 from glassformer.cli.console import Console
 from glassformer.files import json_text
@@ -49,7 +49,7 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
         return
     for found in shipped.values():
         made_up = spoken("\nmade up: {what}", what=said_of_synthetic(found.synthetic)) if found.synthetic else ""
-        console.print(f"{found.name}: {found.about}{made_up}", highlight=False)
+        console.print(f"{found.name}: {spoken(found.about)}{made_up}", highlight=False)
     console.print(_figures(shipped))
 
 
@@ -81,14 +81,17 @@ def _show_applies(console: Console, name: str | None, json: bool) -> None:
         console.print(
             spoken("exact: answers, nothing held fixed; per run: answers for one run, of which something is held.")
         )
+        console.print(spoken("compared: answers, and another way to its numbers comes to the same."))
         told = spoken("With reasons: glassformer models --applies NAME, of a row or of an analysis.")
         console.print(told, highlight=False)
     elif isinstance(found, Analysis):
         console.print(f"{found.name}: {spoken(found.question)}", highlight=False)
+        if found.judge:
+            console.print(spoken("Compared with: {judge}", judge=found.judge), highlight=False)
         console.print(_of_analysis(found, table.groups))
     else:
         for i, row in enumerate(found):
-            console.print(f"{_named(row)}: {row.about}", highlight=False)
+            console.print(f"{_named(row)}: {spoken(row.about)}", highlight=False)
             console.print(_of_row(row, found[0] if i and row.group == found[0].group else None))
 
 
@@ -105,7 +108,7 @@ def _data(found: Sequence[Row] | Analysis, rows: Sequence[Row]) -> dict[str, Any
 
 def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
     title = spoken("what applies to what: how many analyses answer, and how")
-    table = Table("", *spoken_each("exact", "per run", "refused"), title=title)
+    table = Table("", *spoken_each("exact", "per run", "refused", "compared"), title=title)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
@@ -114,7 +117,8 @@ def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
         table.add_row(group, style="bold")
         for row in rows:
             counted = Counter(outcome.status for outcome in row.outcomes.values())
-            table.add_row(f"  {_named(row)}", *(str(counted[status]) for status in STATUSES))
+            compared = sum(outcome.compared for outcome in row.outcomes.values())
+            table.add_row(f"  {_named(row)}", *(str(counted[status]) for status in STATUSES), str(compared))
     return table
 
 
@@ -125,7 +129,7 @@ def _of_analysis(analysis: Analysis, groups: Mapping[str, Sequence[Row]]) -> Tab
         table.add_row(group, style="bold")
         for row in rows:
             outcome = row.outcomes[analysis.name]
-            table.add_row(f"  {_named(row)}", spoken(outcome.status), outcome.words)
+            table.add_row(f"  {_named(row)}", _status(outcome), outcome.words)
     return table
 
 
@@ -139,8 +143,12 @@ def _of_row(row: Row, other: Row | None) -> Table:
         table.add_section()
         for name in differ:
             if row.outcomes[name].status == status:
-                table.add_row(name, spoken(status), row.outcomes[name].words)
+                table.add_row(name, _status(row.outcomes[name]), row.outcomes[name].words)
     return table
+
+
+def _status(outcome: Outcome) -> str:
+    return f"{spoken(outcome.status)}, {spoken('compared')}" if outcome.compared else spoken(outcome.status)
 
 
 def _named(row: Row) -> str:

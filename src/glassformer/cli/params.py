@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
-from glassformer.cli.configs import config_of
+from glassformer.cli.configs import config_of, notes_of
 from glassformer.cli.output import finish
 from glassformer.files import check_writable, json_text
 from glassformer.words import spoken, spoken_each
@@ -53,13 +53,15 @@ def params(
     config = config_of(model)
     kind = getattr(torch, dtype)
     found = account(config, length, kind)
+    notes = notes_of(model)
     data = {"model": model} | found.to_dict() | {"departures": config.departures()}
+    data |= {"notes": [note.to_dict() for note in notes]}
     departures = config.departures().items()
     told = [
         spoken("{path} is not the layer of its paper: {how}.", path=path, how="; ".join(words))
         for path, words in departures
     ]
-    shown = [_parts(model, found), *told, _lengths(config, found, kind)]
+    shown = [_parts(model, found), *told, *map(str, notes), _lengths(config, found, kind)]
     if complexity:
         scaling, of_layers = _complexity(config, found.length)
         shown, data = [*shown, *scaling], data | of_layers

@@ -69,7 +69,7 @@ def parity(
             model, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
             patterns=patterns, seed=seed, revision=revision, device=compute.device, report=report,
         )  # fmt: skip
-    shown = [_layers(model, found), _logits(found), _verdict(found)]
+    shown = [_layers(model, found), _logits(found), *map(str, found.notes), _verdict(found)]
     finish(shown, JSON=(json, lambda: json_text({"model": model} | found.to_dict(), indent=1)))
     if found.first is not None:
         raise SystemExit(1)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from glassformer import checkpoints
 from glassformer.cli.console import Console, say
+from glassformer.files.packaged import CONFIG
 from glassformer.words import spoken
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def plot(
         glassformer plot attn-only-2l gpt-4l --out losses.png
 
     Args:
-        run: A run folder, or a shipped model (its training metrics ship with it).
+        run: A run folder, a shipped model (its training metrics ship with it), or a copy of one's folder.
         others: Further ones to compare it with.
         out: Picture to write (.png, .svg, .pdf); NAME.png by default.
     """
@@ -49,12 +50,12 @@ def plot(
         names = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders)]
         picture = curves.compared(dict(zip(names, metrics, strict=True)))
         curves.save(picture, out)
-        configs = [_config(one, folder) for one, folder in zip((run, *others), folders)]
+        configs = [_config(folder) for folder in folders]
         Console().print(_table(names, metrics, configs))
         if len({None if config is None else config.n_outputs for config in configs}) > 1:
             say(spoken("Vocabularies differ in size: losses per token of different tokens do not compare."))
     else:
-        made_up = _made_up(run, folders[0])
+        made_up = _made_up(folders[0])
         curves.save(curves.curves(metrics[0], names[0], said_of_synthetic(made_up) if made_up else ""), out)
     say(out)
 
@@ -92,29 +93,30 @@ def _number(value: Any) -> str | None:
     return f"{value:.4g}" if isinstance(value, int | float) else None
 
 
-def _config(run: str, folder: Path) -> "ModelConfig | None":
-    """Return the config of a run's model, if the folder has it."""
+def _config(folder: Path) -> "ModelConfig | None":
+    """Return the config of a run's model, or of the model in a folder, if there is one."""
     from glassformer.cli.configs import config_of
 
-    if run in checkpoints.shipped():
-        return config_of(run)
     recipe = _recipe(folder)
-    return None if recipe is None else recipe.model
+    if recipe is not None:
+        return recipe.model
+    return config_of(str(folder)) if (folder / CONFIG).is_file() else None
 
 
-def _made_up(run: str, folder: Path) -> Mapping[str, float]:
-    """Return what of each training batch was made up: as the card of a shipped model says, or the recipe of a run."""
-    from glassformer.zoo import card
+def _made_up(folder: Path) -> Mapping[str, float]:
+    """Return what of each training batch was made up: as the recipe of a run says, or the card beside a model."""
+    from glassformer.zoo.card import CARD, card_in
 
-    if run in checkpoints.shipped():
-        return card(run).synthetic
     recipe = _recipe(folder)
-    return {} if recipe is None else recipe.data.synthetic()
+    if recipe is not None:
+        return recipe.data.synthetic()
+    return card_in(folder).synthetic if (folder / CARD).is_file() else {}
 
 
 def _recipe(folder: Path) -> "TrainConfig | None":
-    from glassformer.files import MOST_JSON, read_text
+    """Return the recipe of a run; None where the config is that of a model, with digests of its files, or missing."""
+    from glassformer.files import MOST_JSON, read_object, read_text
     from glassformer.training import TrainConfig
 
-    recipe = folder / "config.json"
-    return TrainConfig.from_json(read_text(recipe, MOST_JSON)) if recipe.is_file() else None
+    said = read_object(folder / CONFIG)
+    return TrainConfig.from_json(read_text(folder / CONFIG, MOST_JSON)) if said and "sha256" not in said else None

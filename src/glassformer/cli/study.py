@@ -12,7 +12,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.files import check_writable
 from glassformer.words import spoken, spoken_each
 
-Action = Literal["list", "run", "report", "verify"]
+Action = Literal["list", "run", "keep", "report", "verify"]
 SCALES = Literal["smoke", "small", "full"]
 
 
@@ -28,11 +28,15 @@ def study(
     html: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Check what papers claim, in miniature: list the studies, run some, show what was found.
+    """Check what papers claim, in miniature: list the studies, run some, keep what is done, show what was found.
 
-    A claim holds, fails, or is undecided at the scale; an error of a run decides nothing. Runs are kept, so that the
-    same command goes on where it was stopped, and are run again when the code that ran for them has changed. What was
-    found at the small scale comes with the package: report shows it where nothing was run.
+    A claim holds, fails, is undecided at the scale, or is not testable here, if what it takes is not so: that a model
+    to compare with has learned the task, say. An error of a run decides nothing. Runs are kept, so that the same
+    command goes on where it was stopped, and are run again when the code that ran for them has changed. What was found
+    at the small scale comes with the package: report shows it where nothing was run.
+
+    keep writes the records of finished runs into one file beside the study's code, which can be committed: where it is
+    checked out, run, keep and verify go on from it, without the folder of runs or any model that was trained.
 
     Numbers of a report are of the code that ran for it. verify --replay makes one run of each report again by the code
     of now, whole, drawn by hash among the cheapest third, and says whether it gives the same measures: equal, within
@@ -44,12 +48,14 @@ def study(
         glassformer study list
         glassformer study run scaled-scores --scale smoke
         glassformer study run scaled-scores my_study.py --jobs 2
+        glassformer study keep my_study.py
         glassformer study report scaled-scores --html scaled-scores.html
         glassformer study verify scaled-scores
         glassformer study verify --replay scaled-scores rank-collapse
 
     Args:
-        action: list the studies; run them; show the report of one; or decide its claims again from its runs.
+        action: list the studies; run them; keep finished runs in a file; show the report of one; or decide its claims
+            again from its runs.
         name: Studies by name, or Python files that hold one.
         scale: smoke takes seconds and shows that all works, small takes minutes, full as long as the study says.
         jobs: Runs at a time, one thread each.
@@ -79,6 +85,9 @@ def study(
         if action == "verify":
             _verify(one, scale, folder)
             continue
+        if action == "keep":
+            _keep(one, scale, folder)
+            continue
         path, report = _run(one, scale, jobs, folder, anew) if action == "run" else _reported(one, scale, folder)
         _show(path, report, html, json)
 
@@ -96,8 +105,10 @@ def _list(json: bool) -> None:
         return
     table = Table(*spoken_each("study", "question", "claims", "found"))
     table.columns[0].no_wrap = True
+    # Chinese has no spaces to break at
+    table.columns[1].overflow = "fold"
     for one in found:
-        table.add_row(one.name, one.question, str(len(one.claims)), tallied(shipped(one.name)))
+        table.add_row(one.name, spoken(one.question), str(len(one.claims)), tallied(shipped(one.name)))
     Console().print(table)
 
 
@@ -152,6 +163,7 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
     from glassformer.files import json_text
     from glassformer.study import names, shipped
     from glassformer.study.replay import replay_reports
+    from glassformer.study.report import time_of
 
     chosen = asked or tuple(name for name in names() if shipped(name) is not None)
     reports = {name: _reported(name, scale, folder)[1] for name in chosen}
@@ -169,9 +181,9 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
     if json:
         print(json_text({name: asdict(one) for name, one in found.items()}, indent=1, ascii_only=False))
     else:
-        table = Table(*spoken_each("study", "seconds", "replay"))
+        table = Table(*spoken_each("study", "time", "replay"))
         for name, one in found.items():
-            table.add_row(name, f"{one.seconds:.0f}", one.said())
+            table.add_row(name, time_of(asdict(one)), one.said())
         console = Console()
         console.print(table)
         counts = {said: sum(one.outcome == outcome for one in found.values()) for outcome, said in _outcomes().items()}
@@ -184,24 +196,35 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
 
 def _verify(name: str, scale: str, folder: Path) -> None:
     from glassformer.study import find, survey, verify
-    from glassformer.study.report import document
+    from glassformer.study.report import document, earlier_self
     from glassformer.study.shelf import read_report
 
     study = find(name)
     found = verify(study, scale, folder=folder)
     states = survey(study, scale, folder)
     reported = read_report(_place(folder, study.name, scale), study.name, scale)
-    now = {claim["text"]: claim["verdict"] for claim in document(found, reported)["claims"]}
-    then = {claim["text"]: claim["verdict"] for claim in (reported or {}).get("claims", [])}
     table = Table(*spoken_each("claim", "reported", "from the runs"))
-    for text, verdict in now.items():
-        table.add_row(text, spoken(then[text]) if text in then else spoken("not reported"), spoken(verdict))
+    stands = True
+    for claim in document(found, reported)["claims"]:
+        then = None if reported is None else earlier_self(claim, reported)
+        stands = stands and (reported is None or (then is not None and then["verdict"] == claim["verdict"]))
+        said = spoken("not reported") if then is None else spoken(then["verdict"])
+        table.add_row(claim["text"], said, spoken(claim["verdict"]))
     console = Console()
     console.print(table)
     counted = spoken(", ").join(f"{states.count(state)} {_states()[state]}" for state in dict.fromkeys(states))
     console.print(spoken("{n} runs: {states}", n=len(states), states=counted), highlight=False)
-    if then and any(then.get(text) != verdict for text, verdict in now.items()):
+    if not stands:
         raise SystemExit(1)
+
+
+def _keep(name: str, scale: str, folder: Path) -> None:
+    from glassformer.study import find, keep
+
+    path, kept = keep(name, scale, folder=folder)
+    total = len(find(name).cases(scale))
+    said = spoken("{n} of {total} runs kept: {path}", n=kept, total=total, path=path)
+    Console().print(said, highlight=False, soft_wrap=True)
 
 
 def _outcomes() -> dict[str, str]:

@@ -3,7 +3,7 @@
 Of a text with some of them there is a note; one that is mostly such tokens is refused, unless that is allowed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from glassformer.words import Sentence, sentence
 # characters and words that a message names
 SHOWN = 8
 OTHERWISE = sentence("Use characters that it has tokens for.")
+KNOWN_WORDS = sentence("Use words that it knows; its tokenizer.json lists them all.")
 # UTF-8 gives no character more bytes
 LONGEST = 4
 
@@ -48,6 +49,8 @@ class Marks:
         words: Tokens that stand for a piece of the text, specials aside; unknown ones count.
         learnt: The tokenizer is not bytes by design, so what is spelled byte by byte is what it did not learn.
         text: What the tokens spell, specials aside.
+        lost: What the text has in place of unknown tokens, with their indices: `whale [5]`, of several rows
+            `whale [1, 5]`. Where ids alone are known it is the unknown token's name.
     """
 
     unknown: tuple[int, ...] = ()
@@ -55,6 +58,7 @@ class Marks:
     words: int = 0
     learnt: bool = False
     text: str = ""
+    lost: tuple[str, ...] = ()
 
     @property
     def mostly_unknown(self) -> bool:
@@ -117,13 +121,14 @@ class Vocabulary(Protocol):
 Load = Callable[[Path], Vocabulary | None]
 
 
-def marks(tokenizer: Vocabulary | None, ids: Sequence[int], texts: Sequence[str]) -> Marks:
+def marks(tokenizer: Vocabulary | None, ids: Sequence[int], texts: Sequence[str], given: str | None = None) -> Marks:
     """Marks of a row of tokens: what is odd about them.
 
     Args:
         tokenizer: Of the model; without one nothing is known.
         ids: The tokens.
         texts: The same as readable text.
+        given: The text that they are read from, if it is known.
     """
     if tokenizer is None:
         return UNMARKED
@@ -136,7 +141,32 @@ def marks(tokenizer: Vocabulary | None, ids: Sequence[int], texts: Sequence[str]
     spelled = tuple(_spelled(tokenizer, ids, broken))
     # a model may have more ids than its tokenizer has tokens
     text = tokenizer.decode([id for id in words if id < tokenizer.vocab_size])
-    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, text)
+    lost = lost_words(tokenizer, [ids], {} if given is None else {0: given})
+    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, text, lost)
+
+
+def lost_words(
+    tokenizer: Vocabulary, rows: Sequence[Sequence[int]], texts: Mapping[int, str], behind: int = 0
+) -> tuple[str, ...]:
+    """Return what texts have in place of unknown tokens, each word once, with the indices of its tokens.
+
+    Args:
+        tokenizer: Of the model.
+        rows: Ids.
+        texts: What rows were read from, by the row, as far as it is known.
+        behind: How many tokens stand before each row, from where places are counted.
+    """
+    places: dict[str, list[str]] = {}
+    for row, ids in enumerate(rows):
+        unknown = [i for i, id in enumerate(ids) if id == tokenizer.unk]
+        words = tokenizer.tokens(ids[i] for i in unknown)
+        if unknown and row in texts:
+            text = texts[row]
+            read = zip(tokenizer.spans(text), tokenizer.encode(text))
+            words = [text[first:end] for (first, end), id in read if id == tokenizer.unk]
+        for i, word in zip(unknown, words):
+            places.setdefault(word, []).append(f"[{row}, {behind + i}]" if len(rows) > 1 else f"[{behind + i}]")
+    return tuple(f"{word} {_first(found)}" for word, found in places.items())
 
 
 def _spelled(tokenizer: Vocabulary, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
@@ -168,9 +198,9 @@ def mark_notes(found: Marks, side: str, model: str, load: Load) -> tuple[Note, .
     if found.unknown:
         n = len(found.unknown)
         seen = sentence(
-            "{n} of {all} tokens of the {side} is unknown to this model." if n == 1
-            else "{n} of {all} tokens of the {side} are unknown to this model.",
-            n=n, all=found.words, side=sentence(side),
+            "{n} of {all} tokens of the {side} is unknown to this model: {words}." if n == 1
+            else "{n} of {all} tokens of the {side} are unknown to this model: {words}.",
+            n=n, all=found.words, side=sentence(side), words=_first(found.lost, ", "),
         )  # fmt: skip
         notes.append(
             Note(
@@ -178,7 +208,7 @@ def mark_notes(found: Marks, side: str, model: str, load: Load) -> tuple[Note, .
                 sentence(
                     "It read one and the same token for all of them, so what it says cannot depend on which they were."
                 ),
-                sentence("Use words that it knows."),
+                KNOWN_WORDS,
             )
         )
     if found.by_bytes:
@@ -203,22 +233,29 @@ def _bytes_read(found: Marks, side: str) -> tuple[Sentence, Sentence]:
     )  # fmt: skip
 
 
-def _first(words: Sequence[str]) -> str:
-    return " ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
+def _first(words: Sequence[str], between: str = " ") -> str:
+    return between.join(words[:SHOWN]) + (f"{between}…" if len(words) > SHOWN else "")
 
 
-def check_known(tokenizer: Vocabulary, text: str, ids: Sequence[int], model: str, load: Load) -> None:
-    """Raise `TextError` if more than half of a text is unknown or unlearnt bytes; `model` is the model's name."""
+def check_known(tokenizer: Vocabulary, text: str, ids: Sequence[int], model: str, load: Load, behind: int = 0) -> None:
+    """Raise `TextError` if more than half of a text is unknown or unlearnt bytes.
+
+    Args:
+        tokenizer: Of the model.
+        text: The text.
+        ids: Its tokens.
+        model: The model's name.
+        load: Reads vocabularies of shipped models, one of which may fit better.
+        behind: How many tokens stand before it, from where places are counted.
+    """
     # what has one byte per character is not spelled by bytes
     if tokenizer.unk is None and text.isascii():
         return
     found = marks(tokenizer, ids, tokenizer.tokens(ids))
     if found.mostly_unknown:
-        words = [text[first:end] for first, end in tokenizer.spans(text)]
-        unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
-        n = len(found.unknown)
-        seen = f"{n} of {found.words} tokens {'is' if n == 1 else 'are'} unknown to this model: {_first(unknown)}"
-        meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
+        n, words = len(found.unknown), _first(lost_words(tokenizer, [ids], {0: text}, behind), ", ")
+        seen = f"{n} of {found.words} tokens {'is' if n == 1 else 'are'} unknown to this model: {words}."
+        meaning, otherwise = "What it makes of them says nothing about the text.", KNOWN_WORDS
     elif found.mostly_bytes:
         seen, meaning = _bytes_read(found, "text")
         otherwise = OTHERWISE

@@ -11,9 +11,10 @@ Unigram model, as of T5, has no such boundary: its specials are pieces like othe
 
 import contextlib
 import copy
+import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -27,7 +28,7 @@ from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
 from glassformer.data.chat_template import ChatTemplate
-from glassformer.data.marks import Marks, check_known, mark_notes, marks
+from glassformer.data.marks import Marks, check_known, lost_words, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, outside_vocabulary
 from glassformer.files import json_text
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
@@ -120,13 +121,14 @@ class Tokenizer:
             raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
         return [item.ids for item in encoded]
 
-    def read(self, text: str, *, allow_unknown: bool = False, model: str = "") -> list[int]:
+    def read(self, text: str, *, allow_unknown: bool = False, model: str = "", behind: int = 0) -> list[int]:
         """The token ids of a text that a model is to read, nothing put around it.
 
         Args:
             text: The text.
             allow_unknown: Take one of which more than half is outside the vocabulary, or unlearnt bytes.
             model: The model's name; where it knows too little, a shipped one that fits is named.
+            behind: How many tokens stand before it, from where places of unknown words are counted.
 
         Raises:
             TextError: More than half of it is unknown or unlearnt bytes, and neither `allow_unknown` nor
@@ -134,19 +136,25 @@ class Tokenizer:
         """
         ids = self.encode(text)
         if not (allow_unknown or self.allows_unknown):
-            check_known(self, text, ids, model, _in_folder)
+            check_known(self, text, ids, model, _in_folder, behind)
         return ids
 
-    def notes(self, rows: Iterable[Sequence[int]], side: str = "text", model: str = "") -> tuple[Note, ...]:
+    def notes(
+        self, rows: Iterable[Sequence[int]], side: str = "text", model: str = "", texts: Mapping[int, str] | None = None
+    ) -> tuple[Note, ...]:
         """Notes on texts: ids that are no words of the vocabulary, of all texts together.
 
         Args:
             rows: The texts.
             side: What they are called.
             model: As for `read`.
+            texts: What rows were read from, by the row, as far as it is known.
         """
+        rows = list(rows)
         ids = [id for row in rows for id in row]
-        return self.notes_on(marks(self, ids, self.tokens(ids)), side, model)
+        found = marks(self, ids, self.tokens(ids))
+        found = dataclasses.replace(found, lost=lost_words(self, rows, texts or {}))
+        return self.notes_on(found, side, model)
 
     def notes_on(self, marked: Marks, side: str = "text", model: str = "") -> tuple[Note, ...]:
         """Return what must be known of tokens that are no words of the vocabulary, as `notes` does."""

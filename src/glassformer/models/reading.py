@@ -63,6 +63,7 @@ class Side:
         *,
         word: str = "text",
         model: str = "",
+        text: str | None = None,
     ) -> "Side":
         """Return a side of ids, with their names; several rows are data, which nobody reads token by token.
 
@@ -72,11 +73,12 @@ class Side:
             padding: Which of them are real.
             word: What they are called in notes.
             model: The model's name, for notes.
+            text: What a single row was read from, if it was a text.
         """
         side = cls(ids, padding, token_names(tokenizer, ids, padding))
         if len(side.tokens) != 1:
             return side
-        found = marks_of(tokenizer, side.rows[0], side.tokens[0])
+        found = marks_of(tokenizer, side.rows[0], side.tokens[0], text)
         odd = tokenizer.notes_on(found, word, model) if found is not UNMARKED else ()
         return dataclasses.replace(side, marks=found, odd=odd)
 
@@ -414,7 +416,7 @@ def read_side(
     stack = model.source if reading == "source" and model.source is not None else model.output
     tokenizer = model.tokenizer_of(stack)
     first = model.start if reading == "target" else ()
-    texts: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
     word = "text" if not model.reads_pairs else "source" if reading == "source" else "target"
     # texts whose names of specials are letters
     spelled: list[str] = []
@@ -429,9 +431,9 @@ def read_side(
             )
         reader = tokenizer_for(model, tokenizer, specials, reading)
         naming = reader if model.predicts_next else reader.naming(reader.roles.mask, row)
-        texts[i] = encode(naming, row, reading, allow_unknown, model.name)
+        texts[i] = row
         spelled.extend([row] if naming is reader else [])
-        return [*first, *texts[i]]
+        return encode(naming, row, reading, allow_unknown, model.name, first)
 
     rows = rows_of(given)
     if not isinstance(rows, Tensor):
@@ -451,12 +453,12 @@ def read_side(
         if reading == "source":
             found, what = f"a source of {found}", "source"
         raise TextError(f"{found}, but the context of this model is {limit}; shorten the {what} to {limit} tokens.")
-    side = Side.of(tokenizer, ids, padding, word=word, model=model.name)
+    side = Side.of(tokenizer, ids, padding, word=word, model=model.name, text=texts.get(0))
     if not texts:
         return side
     reader = tokenizer_for(model, tokenizer, specials, reading)
     around = reader.said(reading, first)
-    odd = side.odd if len(texts) == 1 else reader.notes(texts.values(), f"{word}s", model.name)
+    odd = side.odd if len(side.tokens) == 1 else reader.notes(side.rows, f"{word}s", model.name, texts)
     text = given if isinstance(given, str) else None
     return dataclasses.replace(
         side, text=text, specials=(Note(around),) if around else (), odd=(*odd, *reader.notes_on_names(spelled, word))
@@ -529,6 +531,7 @@ def encode(
     reading: Reading = "prompt",
     allow_unknown: bool = False,
     model: str = "",
+    first: tuple[int, ...] = (),
 ) -> list[int]:
     """Return the ids of a text with the specials of such a text around it.
 
@@ -538,12 +541,14 @@ def encode(
         reading: What it is, which decides on the specials.
         allow_unknown: Take a text of which more than half is outside the vocabulary, or unlearnt bytes.
         model: The model's name, for errors.
+        first: What the model starts such a text from, before all else.
 
     Raises:
         TextError: The text is empty, or more than half of it is unknown or unlearnt bytes.
     """
-    ids = tokenizer.read(text, allow_unknown=allow_unknown, model=model)
     begin, end = tokenizer.around(reading)
+    begin = (*first, *begin)
+    ids = tokenizer.read(text, allow_unknown=allow_unknown, model=model, behind=len(begin))
     # what goes on may go on from nothing but the token that texts begin with
     if not ids and not (reading == "opening" and begin):
         raise TextError("the text is empty: give at least one token.")
@@ -616,6 +621,6 @@ def token_names(tokenizer: Any, ids: Int[Tensor, "batch pos"], padding: Padding 
     return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
 
 
-def marks_of(tokenizer: Any, ids: Sequence[int], tokens: Sequence[str]) -> Marks:
+def marks_of(tokenizer: Any, ids: Sequence[int], tokens: Sequence[str], text: str | None = None) -> Marks:
     """Return what is odd about the tokens of one row; nothing is known without a tokenizer of ours."""
-    return marks(tokenizer, ids, tokens) if isinstance(tokenizer, Tokenizer) else UNMARKED
+    return marks(tokenizer, ids, tokens, text) if isinstance(tokenizer, Tokenizer) else UNMARKED

@@ -22,7 +22,7 @@ et al. 2022, "FlashAttention", algorithms 1 and 4, for `tiled_attention` and its
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.errors import ShapeMismatch
 from glassformer.numerics.precision import wide
 
 
@@ -99,8 +100,12 @@ def merge_finished(one: Finished, other: Finished) -> Finished:
 
 
 def safe_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
-    """Return the softmax of rows that come in pieces, in three passes: maximum, sum, quotient."""
-    maximum = functools.reduce(torch.maximum, (_maximum(wide(piece)) for piece in pieces))
+    """Return the softmax of rows that come in pieces, in three passes: maximum, sum, quotient; of no pieces, none."""
+    pieces = _again(pieces)
+    maxima = [_maximum(wide(piece)) for piece in pieces]
+    if not maxima:
+        return []
+    maximum = functools.reduce(torch.maximum, maxima)
     shift = _finite(maximum)[..., None]
     total = sum(((wide(piece) - shift).exp().sum(-1) for piece in pieces), torch.zeros_like(maximum))
     return _quotients(pieces, Part(maximum, total, maximum.new_zeros(*maximum.shape, 0)))
@@ -108,7 +113,9 @@ def safe_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
 
 def online_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
     """Return the softmax of rows that come in pieces, in two passes: running maximum and sum, quotient."""
-    return _quotients(pieces, functools.reduce(merge, map(Part.of, pieces)))
+    pieces = _again(pieces)
+    whole = _merged(pieces)
+    return [] if whole is None else _quotients(pieces, whole)
 
 
 def log_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
@@ -116,13 +123,20 @@ def log_softmax(pieces: Iterable[Float[Tensor, "*rows _"]]) -> list[Tensor]:
 
     It is never the logarithm of a softmax, which is -inf for scores some hundred below the largest.
     """
-    whole = functools.reduce(merge, map(Part.of, pieces))
+    pieces = _again(pieces)
+    whole = _merged(pieces)
+    if whole is None:
+        return []
     lse = _finite(whole.lse)[..., None]
     return [(wide(piece) - lse).to(piece.dtype) for piece in pieces]
 
 
 def log_sum_exp(parts: Sequence[Float[Tensor, "*rows"]]) -> Float[Tensor, "*rows"]:
-    """Return the log-sum-exp of a whole from those of its parts."""
+    """Return the log-sum-exp of a whole from those of its parts; raises `ShapeMismatch` for none: they have no rows."""
+    if not parts:
+        raise ShapeMismatch(
+            "log_sum_exp: no parts were given, and so no rows; give one or more. A part of none is -inf."
+        )
     return Part.of(torch.stack(list(parts), -1)).lse
 
 
@@ -201,6 +215,19 @@ class _Tiled(torch.autograd.Function):
             for_key[..., keys, :] = for_scores.mT @ wide(query)
             for_value[..., keys, :] = pattern.mT @ g
         return for_query.to(query.dtype), for_key.to(key.dtype), for_value.to(value.dtype), None, None, None
+
+
+def _again(pieces: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Return pieces that can be gone through more than once: an iterator's are kept."""
+    return list(pieces) if isinstance(pieces, Iterator) else pieces
+
+
+def _merged(pieces: Iterable[Tensor]) -> Part | None:
+    """Return what is known after all pieces; None after none, which have no rows."""
+    whole = None
+    for piece in pieces:
+        whole = Part.of(piece) if whole is None else merge(whole, Part.of(piece))
+    return whole
 
 
 def _quotients(pieces: Iterable[Tensor], whole: Part) -> list[Tensor]:

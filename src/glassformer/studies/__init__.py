@@ -27,6 +27,7 @@ STUDIES = (
     "path_collapse",
     "phase_change",
     "rank_collapse",
+    "recall_by_distance",
     "scaled_scores",
     "sparse_cost",
     "synthesizer",

@@ -15,7 +15,20 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.attention import Additive, Attention, LastKey, MixerConfig, Softmax
 from glassformer.models import BlockConfig, EncoderDecoder, EncoderDecoderConfig, Gru, LayerNorm
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    value,
+    within,
+)
 
 FIXED, ADDITIVE, SCALED, PLAIN = "fixed vector", "additive", "product over sqrt(d)", "product"
 MIXERS: dict[str, MixerConfig] = {FIXED: LastKey(), ADDITIVE: Additive(), SCALED: Softmax(), PLAIN: Softmax(scale=1.0)}
@@ -82,6 +95,12 @@ def right(reads: str, measure: str) -> Quantity:
     return value(measure, reads=reads, width=32)
 
 
+LONG = Condition("Long sources are too much for a fixed vector", right(FIXED, "accuracy_long"), below(0.5))
+SHORTS = Condition("A fixed vector does for short sources", right(FIXED, "accuracy_short"), above(0.9))
+ALWAYS = tuple(
+    Condition(f"Scaled products of width {d} learn to translate", share(SCALED, d), below(0.1)) for d in (NARROW, WIDE)
+)
+
 STUDY = Study(
     "additive-and-dot",
     paper="Bahdanau, Cho and Bengio 2014, arXiv 1409.0473; Cho et al. 2014, arXiv 1406.1078; Vaswani et al. 2017, "
@@ -98,18 +117,25 @@ STUDY = Study(
         "alignment": Measure("Weight on the word of the source that is to be written, on those"),
     },
     claims=(
-        Claim("A fixed vector is enough for short sources", right(FIXED, "accuracy_short"), above(0.9)),
-        Claim("It is not for long ones", right(FIXED, "accuracy_long"), below(0.5)),
-        Claim("Additive attention translates long sources", right(ADDITIVE, "accuracy_long"), above(0.95)),
-        Claim("With it, length costs nothing", right(ADDITIVE, "accuracy_short") - right(ADDITIVE, "accuracy_long"),
-              below(0.05)),
-        Claim("Additive attention finds the word that is translated", right(ADDITIVE, "alignment"), above(0.5)),
-        Claim("So does the scaled product", right(SCALED, "alignment"), above(0.5)),
-        Claim("Plain products get worse with the width", share(PLAIN, WIDE) - share(PLAIN, NARROW), above(0.05)),
-        Claim("Wide, they are worse than scaled ones", share(PLAIN, WIDE) - share(SCALED, WIDE), above(0.05)),
-        Claim("Scaled products do not get worse", share(SCALED, WIDE) - share(SCALED, NARROW), below(0.05)),
-        Claim("Additive scores do not get worse", share(ADDITIVE, WIDE) - share(ADDITIVE, NARROW), below(0.05)),
-        Claim("Wide, they do as well as scaled products", share(ADDITIVE, WIDE) - share(SCALED, WIDE), within(0.05, 0)),
+        Claim("fixed-short", "A fixed vector is enough for short sources", right(FIXED, "accuracy_short"), above(0.9)),
+        Claim("fixed-long", "It is not for long ones", right(FIXED, "accuracy_long"), below(0.5), (SHORTS,)),
+        Claim("additive-long", "Additive attention translates long sources", right(ADDITIVE, "accuracy_long"),
+              above(0.95), (LONG,)),
+        Claim("additive-length", "With it, length costs nothing",
+              right(ADDITIVE, "accuracy_short") - right(ADDITIVE, "accuracy_long"), below(0.05), (LONG,)),
+        Claim("additive-aligns", "Additive attention finds the word that is translated", right(ADDITIVE, "alignment"),
+              above(0.5), (LONG,)),
+        Claim("scaled-aligns", "So does the scaled product", right(SCALED, "alignment"), above(0.5), (LONG,)),
+        Claim("plain-width", "Plain products get worse with the width", share(PLAIN, WIDE) - share(PLAIN, NARROW),
+              above(0.05), ALWAYS),
+        Claim("plain-wide", "Wide, they are worse than scaled ones", share(PLAIN, WIDE) - share(SCALED, WIDE),
+              above(0.05), ALWAYS),
+        Claim("scaled-width", "Scaled products do not get worse", share(SCALED, WIDE) - share(SCALED, NARROW),
+              below(0.05), ALWAYS[:1]),
+        Claim("additive-width", "Additive scores do not get worse", share(ADDITIVE, WIDE) - share(ADDITIVE, NARROW),
+              below(0.05), ALWAYS),
+        Claim("additive-wide", "Wide, they do as well as scaled products", share(ADDITIVE, WIDE) - share(SCALED, WIDE),
+              within(0.05, 0), ALWAYS),
     ),
     differs=(
         "Sixteen symbols written backwards, 600 steps of training, one learning rate; the papers translate.",
@@ -117,4 +143,5 @@ STUDY = Study(
         "enters a second recurrence; in the papers it enters the state that asks next. States begin at zero.",
     ),
     mechanisms=("softmax", "additive", "last_key"),
+    references={"reads": (FIXED, SCALED), "width": (NARROW, 32, WIDE)},
 )  # fmt: skip

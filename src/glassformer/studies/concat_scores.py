@@ -13,7 +13,22 @@ import glassformer as gf
 from glassformer.attention import Concat, ConcatLinear, MixerConfig
 from glassformer.data import Recall
 from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+    within,
+)
 from glassformer.training import OptimConfig, TrainConfig
 
 LINEAR, TANH = "w . [q; k]", "v . tanh(W [q; k])"
@@ -52,6 +67,8 @@ def of(score: str, measure: str = "share_of_chance") -> Quantity:
     return value(measure, score=score)
 
 
+RECALLS = Condition("With a tanh, a key recalls what came with it", of(TANH), below(0.1))
+
 STUDY = Study(
     "concat-scores",
     paper='Luong, Pham and Manning 2015, arXiv 1508.04025, section 3.1, "concat", which has the tanh; tutorials leave '
@@ -61,14 +78,17 @@ STUDY = Study(
     grid={"score": tuple(MIXERS)},
     scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(3, {"steps": 800}), "full": Scale(5, {"steps": 4000})},
     measures={
-        "share_of_chance": Measure("Loss on what a key recalls, of that of guessing among sixteen symbols"),
+        "share_of_chance": Measure(
+            "Loss on what a key recalls, of that of guessing among sixteen symbols", learned=True
+        ),
         "spread": Measure("How far the last four queries' weights on keys that all of them see are from their mean"),
     },
     claims=(
-        Claim("Without a tanh, nothing is recalled", of(LINEAR), above(0.4)),
-        Claim("With it, a key recalls what came with it", of(TANH), below(0.1)),
-        Claim("Without a tanh, all queries look alike", of(LINEAR, "spread"), within(1e-4, 0)),
-        Claim("With it, they do not", of(TANH, "spread"), above(0.1)),
+        Claim("linear-misses", "Without a tanh, nothing is recalled", counted(of(LINEAR), above(0.4)), MAJORITY,
+              (RECALLS,)),
+        Claim("tanh-recalls", "With it, a key recalls what came with it", counted(of(TANH), below(0.1)), MAJORITY),
+        Claim("linear-alike", "Without a tanh, all queries look alike", of(LINEAR, "spread"), within(1e-4, 0)),
+        Claim("tanh-apart", "With it, they do not", of(TANH, "spread"), above(0.1), (RECALLS,)),
     ),
     differs=(
         "Luong et al. translate, and score states of a recurrent decoder; here two layers recall pairs of symbols.",
@@ -77,4 +97,5 @@ STUDY = Study(
         "Keys are smeared: they know the token before theirs. Seeds draw weights; the rows are the same for all.",
     ),
     mechanisms=("concat", "concat_linear"),
+    references={"score": (TANH,)},
 )  # fmt: skip

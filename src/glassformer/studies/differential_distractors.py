@@ -11,7 +11,22 @@ from glassformer.data import Needle
 from glassformer.models import ModelLike
 from glassformer.studies import differential_needles as needles
 from glassformer.studies.differential_needles import DIFFERENTIAL, MIXERS, SOFTMAX
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+    within,
+)
 
 
 def run(case: Case) -> Measures:
@@ -34,6 +49,13 @@ def of(mechanism: str, measure: str) -> Quantity:
     return value(measure, mechanism=mechanism)
 
 
+def at(layers: int, measure: str = "accuracy") -> Quantity:
+    return value(measure, mechanism=SOFTMAX, layers=layers)
+
+
+FINDS = tuple(Condition(f"{n} layers of softmax find the fact", at(n), above(0.9)) for n in (2, 4))
+ROOM = tuple(Condition(f"{n} layers of softmax leave room, one fact in twenty", at(n), below(0.95)) for n in (2, 4))
+
 STUDY = Study(
     "differential-distractors",
     paper='Ye et al. 2024, "Differential Transformer", arXiv 2410.05258: retrieval of several facts; table 3, '
@@ -48,7 +70,9 @@ STUDY = Study(
         "full": Scale(5, {"steps": 10_000, "length": 256}),
     },
     measures={
-        "accuracy": Measure("Share of facts that are found; guessing among the values in a row finds 0.17"),
+        "accuracy": Measure(
+            "Share of facts that are found; guessing among the values in a row finds 0.17", learned=True
+        ),
         "loss": Measure("Loss on the fact", "nats"),
         "on_answer": Measure("Share of the last token's attention on the answer, mean over layers and heads"),
         "on_others": Measure("Share on values of the five other facts together"),
@@ -58,21 +82,26 @@ STUDY = Study(
         "parameters": Measure("Parameters of the model"),
     },
     claims=(
-        Claim("Differential attention finds a fact among six", of(DIFFERENTIAL, "accuracy"), above(0.9)),
-        Claim("It finds more than softmax does", of(DIFFERENTIAL, "accuracy") - of(SOFTMAX, "accuracy"), above(0)),
-        Claim("It looks more at the answer", of(DIFFERENTIAL, "on_answer") - of(SOFTMAX, "on_answer"), above(0.1)),
-        Claim("It looks less at other facts", of(DIFFERENTIAL, "on_others") - of(SOFTMAX, "on_others"), below(0)),
+        Claim("finds", "Differential attention finds a fact among six",
+              counted(of(DIFFERENTIAL, "accuracy"), above(0.9)), MAJORITY),
+        Claim("finds-more", "It finds more than softmax does",
+              counted(of(DIFFERENTIAL, "accuracy") - of(SOFTMAX, "accuracy"), above(0)), MAJORITY, ROOM),
+        Claim("looks-at-answer", "It looks more at the answer",
+              of(DIFFERENTIAL, "on_answer") - of(SOFTMAX, "on_answer"), above(0.1), FINDS),
+        Claim("looks-at-others", "It looks less at other facts",
+              of(DIFFERENTIAL, "on_others") - of(SOFTMAX, "on_others"), below(0), FINDS),
+        Claim("looks-at-noise", "It looks next to not at all at noise",
+              of(DIFFERENTIAL, "on_noise") / of(SOFTMAX, "on_noise"), below(0.25), FINDS),
+        Claim("softmax-noise", "Softmax spends half of its attention on noise", of(SOFTMAX, "on_noise"), above(0.4),
+              FINDS),
         Claim(
-            "It looks next to not at all at noise", of(DIFFERENTIAL, "on_noise") / of(SOFTMAX, "on_noise"), below(0.25)
+            "small-scores", "Its largest score is less than half of softmax's",
+            of(DIFFERENTIAL, "largest_score") / of(SOFTMAX, "largest_score"), below(0.5), FINDS,
         ),
-        Claim("Softmax spends half of its attention on noise", of(SOFTMAX, "on_noise"), above(0.4)),
         Claim(
-            "Its largest score is less than half of softmax's",
-            of(DIFFERENTIAL, "largest_score") / of(SOFTMAX, "largest_score"), below(0.5),
-        ),
-        Claim(
-            "Both have as many parameters", of(DIFFERENTIAL, "parameters") / of(SOFTMAX, "parameters"), within(0.02, 1),
-            exact=True,
+            "parameters", "Both have as many parameters",
+            of(DIFFERENTIAL, "parameters") / of(SOFTMAX, "parameters"), within(0.02, 1),
+            exact="parameters are counted, and no seed changes how many there are",
         ),
     ),
     differs=(
@@ -88,4 +117,5 @@ STUDY = Study(
         "Seeds draw weights and rows.",
     ),
     mechanisms=("softmax", "differential"),
+    references={"mechanism": (SOFTMAX,), "layers": (2, 4)},
 )  # fmt: skip

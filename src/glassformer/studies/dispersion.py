@@ -12,7 +12,22 @@ from torch import Tensor, nn
 from glassformer.attention import AdaptiveTemperature, Attention, Softmax
 from glassformer.attention.temperature import AdaptiveSharpness
 from glassformer.models.stack import make_context, with_source
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+    within,
+)
 from glassformer.trace import SiteTable, Tape
 
 CLASSES, WIDTH, ROWS, MOST = 10, 32, 128, 16
@@ -82,6 +97,10 @@ def at(n: int, measure: str = "accuracy") -> Quantity:
     return value(measure, n=n)
 
 
+READS = Condition("The head finds the largest of as many items as in training", at(FEW), above(0.9))
+SPREADS = Condition("Of 1,024 it finds fewer, so that there is something to mend", at(FAR) - at(FEW), below(-0.1))
+COEFFICIENTS = "it follows from the coefficients of the rule, whatever was trained"
+
 STUDY = Study(
     "dispersion",
     paper='Veličković et al. 2024, "softmax is not enough (for sharp out-of-distribution)", arXiv 2410.01104: of '
@@ -100,20 +119,26 @@ STUDY = Study(
         "highest": Measure("Entropy up to which it does", "nats"),
     },
     claims=(
-        Claim("One head finds the largest of as many items as in training", at(FEW), above(0.9)),
-        Claim("Of 1,024 it finds fewer", at(FAR) - at(FEW), below(-0.1)),
-        Claim("Weights over 64 times as many items are a 64th", at(FARTHEST, "largest") / at(FAR, "largest"),
-              within(0.5 / 64, 1 / 64)),
-        Claim("With the rule it finds more of 1,024", at(FAR, "accuracy_rule") - at(FAR), above(0)),
-        Claim("It still finds fewer than of 16", at(FAR, "accuracy_rule") - at(FEW), below(-0.1)),
-        Claim("Of 16, the rule changes next to nothing", at(FEW, "accuracy_rule") - at(FEW), within(0.01, 0)),
-        Claim("The rule makes rows sharper from 0.849 nats", value("lowest"), within(1e-3, 0.849), exact=True),
-        Claim("It does so up to 5.944 nats", value("highest"), within(1e-3, 5.944), exact=True),
-        Claim("It leaves the trained head alone over 65,536 items", at(FARTHEST, "sharpened"), below(0.05)),
+        Claim("finds-few", "One head finds the largest of as many items as in training", at(FEW), above(0.9)),
+        Claim("finds-fewer", "Of 1,024 it finds fewer", at(FAR) - at(FEW), below(-0.1), (READS,)),
+        Claim("weights-shrink", "Weights over 64 times as many items are a 64th",
+              at(FARTHEST, "largest") / at(FAR, "largest"), within(0.5 / 64, 1 / 64), (READS,)),
+        Claim("rule-helps", "With the rule it finds more of 1,024", at(FAR, "accuracy_rule") - at(FAR), above(0),
+              (READS, SPREADS)),
+        Claim("rule-not-enough", "It still finds fewer than of 16", at(FAR, "accuracy_rule") - at(FEW), below(-0.1),
+              (READS, SPREADS)),
+        Claim("rule-near", "Of 16, the rule changes next to nothing", at(FEW, "accuracy_rule") - at(FEW),
+              within(0.01, 0), (READS,)),
+        Claim("rule-from", "The rule makes rows sharper from 0.849 nats", value("lowest"), within(1e-3, 0.849),
+              exact=COEFFICIENTS),
+        Claim("rule-to", "It does so up to 5.944 nats", value("highest"), within(1e-3, 5.944), exact=COEFFICIENTS),
+        Claim("rule-far", "It leaves the trained head alone over 65,536 items",
+              counted(at(FARTHEST, "sharpened"), below(0.05)), MAJORITY, (READS,)),
     ),
     differs=(
         "Networks of width 32 and 4,000 steps of 128 rows; the paper trains for far longer.",
         "The query is learned. Edges of the rule follow from its coefficients; the paper does not name them.",
     ),
     mechanisms=("softmax",),
+    references={"n": (FEW, FAR)},
 )  # fmt: skip

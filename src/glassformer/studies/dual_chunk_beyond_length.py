@@ -4,13 +4,28 @@ Beside the rotary positions it was trained with: frequencies slowed down (interp
 to read the last 256 tokens and nothing before them, which says what the tokens further back are worth.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from glassformer.attention import DualChunk, LinearScaling, PositionsConfig, Rope, Softmax, YarnScaling
 from glassformer.models import Model
-from glassformer.studies.window_and_first_tokens import LONG, SHIPPED, TRAINED, decoder, each, mixing
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.studies.window_and_first_tokens import DATA, LONG, SHIPPED, TRAINED, decoder, each, mixing
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    value,
+    within,
+)
 
 PLAIN, DUAL, SLOWED, YARN, CUT = "as trained", "dual chunks", "interpolation", "YaRN", "the last 256 tokens"
 LAST = 32
@@ -41,6 +56,17 @@ def loss(kind: str, n: int, than: str | None = None, at: int | None = None) -> Q
     return found if than is None else found - value("loss", positions=than, n=at or n)
 
 
+def plain(n: int) -> Quantity:
+    return value("loss", model=SHIPPED, positions=PLAIN, n=n)
+
+
+READS = Condition(
+    "The decoder has learned text: it loses two thirds of what guessing does at most", plain(256),
+    below(2 / 3 * math.log(DATA.vocab_size)),
+)  # fmt: skip
+BREAKS = Condition("As trained, 2,048 tokens are worse for it than 256", plain(2048) - plain(256), above(0.1))
+BREAKS_AT_512 = Condition("As trained, 512 tokens are worse for it than 256", plain(512) - plain(256), above(0.1))
+
 STUDY = Study(
     "dual-chunk-beyond-length",
     paper='An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", arXiv 2402.17463: a model '
@@ -54,14 +80,16 @@ STUDY = Study(
     },
     measures={"loss": Measure("Loss on the last 32 of n tokens, which are the same ones for every n", "nats")},
     claims=(
-        Claim("As trained, 2,048 tokens are worse than 256", loss(PLAIN, 2048, PLAIN, 256), above(0.1)),
-        Claim("In dual chunks they are no worse", loss(DUAL, 2048, PLAIN, 256), below(0.05)),
-        Claim("Nor are 512", loss(DUAL, 512, PLAIN, 256), below(0.05)),
-        Claim("Within 256 tokens dual chunks cost nothing", loss(DUAL, 256, PLAIN), within(0.02, 0)),
-        Claim("In 2,048 they are better than as trained", loss(DUAL, 2048, PLAIN), below(0)),
-        Claim("Better than interpolation", loss(DUAL, 2048, SLOWED), below(0)),
-        Claim("Better than YaRN", loss(DUAL, 2048, YARN), below(0)),
-        Claim("They use what stands further back", loss(DUAL, 2048, CUT), below(0)),
+        Claim("trained-breaks", "As trained, 2,048 tokens are worse than 256", loss(PLAIN, 2048, PLAIN, 256),
+              above(0.1), (READS,)),
+        Claim("dual-2048", "In dual chunks they are no worse", loss(DUAL, 2048, PLAIN, 256), below(0.05), (BREAKS,)),
+        Claim("dual-512", "Nor are 512", loss(DUAL, 512, PLAIN, 256), below(0.05), (BREAKS_AT_512,)),
+        Claim("dual-within", "Within 256 tokens dual chunks cost nothing", loss(DUAL, 256, PLAIN), within(0.02, 0),
+              (READS,)),
+        Claim("dual-trained", "In 2,048 they are better than as trained", loss(DUAL, 2048, PLAIN), below(0), (BREAKS,)),
+        Claim("dual-interpolation", "Better than interpolation", loss(DUAL, 2048, SLOWED), below(0), (BREAKS,)),
+        Claim("dual-yarn", "Better than YaRN", loss(DUAL, 2048, YARN), below(0), (BREAKS,)),
+        Claim("dual-uses", "They use what stands further back", loss(DUAL, 2048, CUT), below(0), (BREAKS,)),
     ),
     differs=(
         "A decoder of 3 million parameters; the paper's have 7 to 70 billion. Chunks are 5/8 of the trained length, as "
@@ -69,5 +97,6 @@ STUDY = Study(
         "Interpolation and YaRN without the training that follows them in their papers. Seeds choose rows of text.",
     ),
     mechanisms=("softmax",),
+    references={"model": (SHIPPED,), "positions": (PLAIN,), "n": (256, 512, 2048)},
     skip=lambda at: at["positions"] != PLAIN and at["positions"] != DUAL and at["n"] == 256,
 )  # fmt: skip

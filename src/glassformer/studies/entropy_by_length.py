@@ -5,6 +5,8 @@ Scores times log n / log m have a deviation that grows too. Small decoders witho
 attention can feel a length, are trained on 64 tokens of text, and predict the same 16 tokens behind longer ones.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,20 @@ from glassformer.attention import Attention, LogN, Softmax
 from glassformer.data import TextConfig, Tokenizer
 from glassformer.models import DecoderConfig, Mlp, block, repeat
 from glassformer.models.stack import cross_context, make_context
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    value,
+    within,
+)
 from glassformer.training import OptimConfig, TrainConfig
 
 MILD, SHARP, TEXT = "noise of deviation 1", "noise of deviation 3", "text"
@@ -84,6 +99,13 @@ def loss(temperature: str, n: int = LONG) -> Quantity:
     return value("loss", scores=TEXT, temperature=temperature, n=n)
 
 
+LEARNED = Condition(
+    "The decoder has learned text: it loses two thirds of what guessing does at most", loss(PLAIN, TRAINED),
+    below(2 / 3 * math.log(DATA.vocab_size)),
+)  # fmt: skip
+SPREADS = Condition("Its heads spread over 512 tokens", grown(TEXT, PLAIN, LONG), above(0))
+WORSE = Condition("It predicts worse behind 512 tokens than behind 64", loss(PLAIN) - loss(PLAIN, TRAINED), above(0))
+
 STUDY = Study(
     "entropy-by-length",
     paper='Su 2021, "Entropy invariance of softmax", kexue.fm/archives/8823; Nakanishi 2025, "Scalable-Softmax Is '
@@ -98,17 +120,26 @@ STUDY = Study(
         "loss": Measure("Loss on the last 16 tokens of n", "nats"),
     },
     claims=(
-        Claim("Over mild noise it grows as that of even rows does", grown(MILD, PLAIN, LONGEST), within(0.1, 4.159)),
-        Claim("With log n it grows by 2/3 less", grown(MILD, LOG_N, LONGEST), within(0.1, 3.492)),
-        Claim("Over sharp noise it grows, too", grown(SHARP, PLAIN, LONGEST), above(2)),
-        Claim("With log n sharp rows stay as sharp as they are", grown(SHARP, LOG_N, LONGEST), within(0.5, 0)),
-        Claim("Heads trained on 64 tokens spread over 512", grown(TEXT, PLAIN, LONG), above(0)),
-        Claim("With log n they spread less", grown(TEXT, LOG_N, LONG) - grown(TEXT, PLAIN, LONG), below(0)),
-        Claim("Behind 512 tokens text is predicted worse than behind 64", loss(PLAIN) - loss(PLAIN, TRAINED), above(0)),
-        Claim("With log n it is predicted better than without", loss(LOG_N) - loss(PLAIN), below(0)),
-        Claim("With log n at test time alone, too", loss(TESTED) - loss(PLAIN), below(0)),
-        Claim("Better still if it was trained with it", loss(LOG_N) - loss(TESTED), below(0)),
-        Claim("Behind 64 tokens log n costs nothing", loss(LOG_N, TRAINED) - loss(PLAIN, TRAINED), within(0.05, 0)),
+        Claim("mild-grows", "Over mild noise it grows as that of even rows does", grown(MILD, PLAIN, LONGEST),
+              within(0.1, 4.159)),
+        Claim("mild-log-n", "With log n it grows by 2/3 less", grown(MILD, LOG_N, LONGEST), within(0.1, 3.492)),
+        Claim("sharp-grows", "Over sharp noise it grows, too", grown(SHARP, PLAIN, LONGEST), above(2)),
+        Claim("sharp-log-n", "With log n sharp rows stay as sharp as they are", grown(SHARP, LOG_N, LONGEST),
+              within(0.5, 0)),
+        Claim("heads-spread", "Heads trained on 64 tokens spread over 512", grown(TEXT, PLAIN, LONG), above(0),
+              (LEARNED,)),
+        Claim("heads-log-n", "With log n they spread less", grown(TEXT, LOG_N, LONG) - grown(TEXT, PLAIN, LONG),
+              below(0), (LEARNED, SPREADS)),
+        Claim("text-worse", "Behind 512 tokens text is predicted worse than behind 64",
+              loss(PLAIN) - loss(PLAIN, TRAINED), above(0), (LEARNED,)),
+        Claim("log-n-helps", "With log n it is predicted better than without", loss(LOG_N) - loss(PLAIN), below(0),
+              (LEARNED, WORSE)),
+        Claim("log-n-tested", "With log n at test time alone, too", loss(TESTED) - loss(PLAIN), below(0),
+              (LEARNED, WORSE)),
+        Claim("log-n-trained", "Better still if it was trained with it", loss(LOG_N) - loss(TESTED), below(0),
+              (LEARNED, WORSE)),
+        Claim("log-n-within", "Behind 64 tokens log n costs nothing", loss(LOG_N, TRAINED) - loss(PLAIN, TRAINED),
+              within(0.05, 0), (LEARNED,)),
     ),
     differs=(
         "Decoders of two layers and width 64 on docstrings, without positions; Su's are masked language models with "
@@ -116,5 +147,6 @@ STUDY = Study(
         "Asked first of recalling one pair of many, which was solved at every length: that decided nothing.",
     ),
     mechanisms=("softmax",),
+    references={"scores": (TEXT,), "temperature": (PLAIN,), "n": (TRAINED, LONG)},
     skip=lambda at: at["n"] == LONGEST if at["scores"] == TEXT else at["n"] == 128 or at["temperature"] == TESTED,
 )  # fmt: skip

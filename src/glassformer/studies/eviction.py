@@ -4,12 +4,14 @@ Over a long context most heads look at its first tokens and its last ones, a V o
 need, the middle can go. Beside it: the last tokens alone, and tokens evenly spaced, as many of each.
 """
 
+import math
+
 import torch
 
 from glassformer.analysis.behaviour import long_context
 from glassformer.attention import Atrous, MixerConfig, Softmax, Streaming
-from glassformer.studies.window_and_first_tokens import BEGUN, SHIPPED, TRAINED, decoder, each, mixing
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value
+from glassformer.studies.window_and_first_tokens import BEGUN, DATA, SHIPPED, TRAINED, decoder, each, mixing
+from glassformer.study import Case, Claim, Condition, Measure, Measures, Quantity, Scale, Study, above, below, value
 
 FIRST = 4
 ALL, ENDS, LAST, SPACED = "all", "first and last", "last", "evenly spaced"
@@ -41,15 +43,28 @@ def cost(model: str, kept: str, share: float) -> Quantity:
 
 def of(model: str) -> tuple[Claim, ...]:
     whole = {"model": model, "kept": ALL, "share": 1.0}
+    predicts = Condition(
+        "The decoder has learned text: it loses two thirds of what guessing does at most", value("loss", **whole),
+        below(2 / 3 * math.log(DATA.vocab_size)),
+    )  # fmt: skip
+    ends = Condition("Most of its weight is on the ends", value("on_ends", **whole), above(0.5))
+    short = {SHIPPED: "shipped", BEGUN: "begun"}[model]
     return (
-        Claim(f"{model}: most heads look at the ends", value("of_shape", **whole), above(0.5)),
-        Claim(f"{model}: most of the weight is there", value("on_ends", **whole), above(0.5)),
-        Claim(f"{model}: half of the state is as good as all", cost(model, ENDS, 0.5), below(0.02)),
-        Claim(f"{model}: an eighth costs less than a tenth of a nat", cost(model, ENDS, 0.125), below(0.1)),
-        Claim(f"{model}: an eighth costs something", cost(model, ENDS, 0.125), above(0)),
-        Claim(f"{model}: the last alone cost more", cost(model, LAST, 0.125) - cost(model, ENDS, 0.125), above(0)),
-        Claim(f"{model}: evenly spaced ones do", cost(model, SPACED, 0.125) - cost(model, ENDS, 0.125), above(0)),
-    )
+        Claim(f"{short}-heads", f"{model}: most heads look at the ends", value("of_shape", **whole), above(0.5),
+              (predicts,)),
+        Claim(f"{short}-weight", f"{model}: most of the weight is there", value("on_ends", **whole), above(0.5),
+              (predicts,)),
+        Claim(f"{short}-half", f"{model}: half of the state is as good as all", cost(model, ENDS, 0.5), below(0.02),
+              (predicts, ends)),
+        Claim(f"{short}-eighth", f"{model}: an eighth costs less than a tenth of a nat", cost(model, ENDS, 0.125),
+              below(0.1), (predicts, ends)),
+        Claim(f"{short}-eighth-costs", f"{model}: an eighth costs something", cost(model, ENDS, 0.125), above(0),
+              (predicts,)),
+        Claim(f"{short}-last", f"{model}: the last alone cost more",
+              cost(model, LAST, 0.125) - cost(model, ENDS, 0.125), above(0), (predicts, ends)),
+        Claim(f"{short}-spaced", f"{model}: evenly spaced ones do",
+              cost(model, SPACED, 0.125) - cost(model, ENDS, 0.125), above(0), (predicts, ends)),
+    )  # fmt: skip
 
 
 STUDY = Study(
@@ -75,5 +90,6 @@ STUDY = Study(
         "Seeds choose rows of held-out text.",
     ),
     mechanisms=("streaming", "softmax", "atrous"),
+    references={"model": (SHIPPED, BEGUN), "kept": (ALL,), "share": (1.0,)},
     skip=lambda at: (at["share"] == 1) != (at["kept"] == ALL),
 )  # fmt: skip

@@ -22,6 +22,8 @@ def run(case: Case) -> Measures:
     }
 
 
+COUNTED = "it is counted from the published shape"
+
 STUDY = Study(
     "gpt3-accounting",
     paper='Brown et al. 2020, "Language Models are Few-Shot Learners", table 2.1 and appendix D',
@@ -36,15 +38,24 @@ STUDY = Study(
         "counted": Measure("Operations of all matrix products, the backward pass counted twice", "10^23 FLOP"),
     },
     claims=(
-        Claim("It has 175 billion parameters", value("parameters"), within(0.5, 175), exact=True),
-        Claim("Two thirds of them are in MLPs", value("mlp_share"), within(0.01, 2 / 3), exact=True),
-        Claim("A third of them is in attention", value("attention_share"), within(0.01, 1 / 3), exact=True),
-        Claim("Training it took 3.14e23 operations", value("rule_of_thumb"), within(0.005, 3.14), exact=True),
+        Claim("parameters", "It has 175 billion parameters", value("parameters"), within(0.5, 175), exact=COUNTED),
+        Claim("mlps", "Two thirds of them are in MLPs", value("mlp_share"), within(0.01, 2 / 3), exact=COUNTED),
         Claim(
+            "attention", "A third of them is in attention", value("attention_share"), within(0.01, 1 / 3), exact=COUNTED
+        ),
+        Claim(
+            "training",
+            "Training it took 3.14e23 operations",
+            value("rule_of_thumb"),
+            within(0.005, 3.14),
+            exact=COUNTED,
+        ),
+        Claim(
+            "rule-of-thumb",
             "Six operations per parameter and token leave out next to nothing",
             value("counted") / value("rule_of_thumb"),
             within(0.02, 1),
-            exact=True,
+            exact=COUNTED,
         ),
     ),
 )

@@ -15,7 +15,21 @@ from glassformer.attention import Differential, Lightning, Linear, MixerConfig, 
 from glassformer.data import Repeat
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, published_block
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+)
 from glassformer.training import OptimConfig, TrainConfig, read_metrics
 
 SOFTMAX, LINEAR, SMEARED = "softmax", "linear", "linear, smeared keys"
@@ -72,6 +86,8 @@ def share(mechanism: str, measure: str = "share_of_chance") -> Quantity:
     return value(measure, mechanism=mechanism)
 
 
+LEARNS = Condition("Two layers of softmax learn it", share(SOFTMAX), below(0.1))
+
 STUDY = Study(
     "induction-by-mechanism",
     paper='Olsson et al. 2022, "In-context Learning and Induction Heads"; Ye et al. 2024, arXiv 2410.05258; Arora et '
@@ -81,31 +97,44 @@ STUDY = Study(
     grid={"mechanism": tuple(MIXERS)},
     scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(3, {"steps": 600}), "full": Scale(5, {"steps": 4000})},
     measures={
-        "share_of_chance": Measure("Loss where an earlier copy determines the token, of that of guessing any token"),
-        "share_short": Measure(f"Loss for units of {SHORT} tokens, of that of guessing among the tokens of the unit"),
-        "share_long": Measure(f"The same for units of {LONG} tokens"),
-        "prefix_matching": Measure("Prefix matching of the best head, on random tokens repeated", analysis=head_scores),
+        "share_of_chance": Measure(
+            "Loss where an earlier copy determines the token, of that of guessing any token", learned=True
+        ),
+        "share_short": Measure(
+            f"Loss for units of {SHORT} tokens, of that of guessing among the tokens of the unit", learned=True
+        ),
+        "share_long": Measure(f"The same for units of {LONG} tokens", learned=True),
+        "prefix_matching": Measure(
+            "Prefix matching of the best head, on random tokens repeated", analysis=head_scores, learned=True
+        ),
         "tokens_until": Measure("Training until the loss on such tokens is half of chance", "tokens"),
     },
     claims=(
-        Claim("Two layers of softmax learn it", share(SOFTMAX), below(0.1)),
-        Claim("Softmax has a head that matches prefixes", value("prefix_matching", mechanism=SOFTMAX), above(0.5)),
-        Claim("Differential attention learns it", share(DIFFERENTIAL), below(0.1)),
-        Claim("Differential attention has one, too", value("prefix_matching", mechanism=DIFFERENTIAL), above(0.5)),
+        Claim("softmax-learns", "Two layers of softmax learn it", counted(share(SOFTMAX), below(0.1)), MAJORITY),
+        Claim("softmax-matches", "Softmax has a head that matches prefixes",
+              counted(share(SOFTMAX, "prefix_matching"), above(0.5)), MAJORITY, (LEARNS,)),
+        Claim("differential-learns", "Differential attention learns it", counted(share(DIFFERENTIAL), below(0.1)),
+              MAJORITY, (LEARNS,)),
+        Claim("differential-matches", "Differential attention has one, too",
+              counted(share(DIFFERENTIAL, "prefix_matching"), above(0.5)), MAJORITY, (LEARNS,)),
         Claim(
-            "Differential attention needs fewer tokens than softmax, as it does on text",
-            value("tokens_until", mechanism=DIFFERENTIAL) / value("tokens_until", mechanism=SOFTMAX), below(1),
+            "differential-sooner", "Differential attention needs fewer tokens than softmax, as it does on text",
+            share(DIFFERENTIAL, "tokens_until") / share(SOFTMAX, "tokens_until"), below(1), (LEARNS,),
         ),
-        Claim("Linear attention recalls less than softmax", share(LINEAR) - share(SOFTMAX), above(0.1)),
-        Claim("Linear attention recalls less with smeared keys, too", share(SMEARED) - share(SOFTMAX), above(0.1)),
+        Claim("linear-less", "Linear attention recalls less than softmax",
+              counted(share(LINEAR) - share(SOFTMAX), above(0.1)), MAJORITY, (LEARNS,)),
+        Claim("smeared-less", "Linear attention recalls less with smeared keys, too",
+              counted(share(SMEARED) - share(SOFTMAX), above(0.1)), MAJORITY, (LEARNS,)),
         Claim(
+            "state-is-limit",
             "The state of linear attention is the limit: long units are recalled worse than short ones",
-            share(SMEARED, "share_long") - share(SMEARED, "share_short"), above(0.1),
+            counted(share(SMEARED, "share_long") - share(SMEARED, "share_short"), above(0.1)), MAJORITY, (LEARNS,),
         ),
-        Claim("Lightning attention recalls less than softmax", share(LIGHTNING) - share(SOFTMAX), above(0.1)),
+        Claim("lightning-less", "Lightning attention recalls less than softmax",
+              counted(share(LIGHTNING) - share(SOFTMAX), above(0.1)), MAJORITY, (LEARNS,)),
         Claim(
-            "Softmax recalls long units as well as short ones",
-            share(SOFTMAX, "share_long") - share(SOFTMAX, "share_short"), below(0.1),
+            "softmax-long", "Softmax recalls long units as well as short ones",
+            counted(share(SOFTMAX, "share_long") - share(SOFTMAX, "share_short"), below(0.1)), MAJORITY, (LEARNS,),
         ),
     ),
     differs=(
@@ -117,4 +146,5 @@ STUDY = Study(
         "At this length the state of linear attention, 1,024 numbers a layer, need not hold more than 24 pairs.",
     ),
     mechanisms=("softmax", "linear", "lightning", "differential"),
+    references={"mechanism": (SOFTMAX,)},
 )  # fmt: skip

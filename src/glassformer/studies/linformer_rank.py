@@ -13,7 +13,22 @@ from glassformer.data import Needle
 from glassformer.numerics.decompositions import singular_values
 from glassformer.studies.long_needle import asked
 from glassformer.studies.window_and_first_tokens import DATA
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+    within,
+)
 
 LENGTH, SHARE = 128, 0.9
 PATTERNS, FACTS, FULL = "patterns", "facts", 0
@@ -61,6 +76,9 @@ def loss(rank: int, than: int = FULL) -> Quantity:
     return value("loss", of=FACTS, rank=rank) - value("loss", of=FACTS, rank=than)
 
 
+FOUND = Condition("Full attention finds the fact", value("loss", of=FACTS, rank=FULL), below(0.2))
+MIXED = Condition("With 64 mixtures of 128 it is found, so that fewer may be too few", loss(64), below(0.2))
+
 STUDY = Study(
     "linformer-rank",
     paper='Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", arXiv 2006.04768, figure 1',
@@ -74,20 +92,24 @@ STUDY = Study(
         "all": Measure("The same, mean over layers"),
         "untrained": Measure("The same in the decoder before training"),
         "drawn": Measure("The same of rows drawn at random"),
-        "loss": Measure("Loss on a fact in noise; guessing among values has 2.77", "nats"),
+        "loss": Measure("Loss on a fact in noise; guessing among values has 2.77", "nats", learned=True),
     },
     claims=(
-        Claim("Trained patterns have lower ranks than rows drawn at random", of("all") - of("drawn"), below(0)),
-        Claim("Nine tenths are held by half of the singular values", of("all"), below(64)),
-        Claim("The highest layer's rank is lower than the lowest's", of("last") - of("first"), below(0)),
-        Claim("With 64 mixtures of 128 facts are found as by full attention", loss(64), within(0.2, 0)),
-        Claim("With one they are not", loss(1), above(0.5)),
-        Claim("More mixtures find more", loss(4, 64), above(0)),
+        Claim("below-drawn", "Trained patterns have lower ranks than rows drawn at random", of("all") - of("drawn"),
+              below(0)),
+        Claim("half", "Nine tenths are held by half of the singular values", of("all"), below(64)),
+        Claim("deeper-lower", "The highest layer's rank is lower than the lowest's", of("last") - of("first"),
+              below(0)),
+        Claim("many-mixtures", "With 64 mixtures of 128 facts are found as by full attention",
+              counted(loss(64), within(0.2, 0)), MAJORITY, (FOUND,)),
+        Claim("one-mixture", "With one they are not", counted(loss(1), above(0.5)), MAJORITY, (FOUND, MIXED)),
+        Claim("more-mixtures", "More mixtures find more", counted(loss(4, 64), above(0)), MAJORITY, (FOUND, MIXED)),
     ),
     differs=(
         "Patterns are those of a decoder of four layers, which see what came before; the paper's are of RoBERTa's.",
         "Encoders of two layers learn one task; the paper's are trained on text with masks.",
     ),
     mechanisms=("linformer",),
+    references={"of": (FACTS,), "rank": (FULL, 64)},
     skip=lambda at: at["of"] == PATTERNS and at["rank"] != FULL,
 )  # fmt: skip

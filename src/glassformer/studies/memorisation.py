@@ -11,7 +11,20 @@ from collections.abc import Sequence
 import glassformer as gf
 from glassformer.analysis.behaviour import ShortCircuit, short_circuit
 from glassformer.data import Planted, PlantedData
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+)
 from glassformer.training.recipes import memorisation
 
 EARLY, LATE = ("layer 0", "layer 1"), ("layer 4", "layer 5")
@@ -52,6 +65,18 @@ def cost(found: ShortCircuit, layers: Sequence[str]) -> float:
     return statistics.fmean(float(found.novel_loss_change.select(layers=each).values) for each in layers)
 
 
+RECITES = {
+    kind: Condition(f"What is shown often is recited ({kind})", value("recited", made_of=kind), above(0.9))
+    for kind in ("text", "tokens")
+}
+USES = {
+    kind: Condition(
+        f"An early layer's attention is worth a tenth of a nat to new text ({kind})",
+        value("cost_of_early", made_of=kind), above(0.1),
+    )
+    for kind in RECITES
+}  # fmt: skip
+
 STUDY = Study(
     "memorisation",
     paper='Menta, Agrawal and Agarwal 2025, "Analyzing Memorization in Large Language Models through the Lens of Model '
@@ -66,9 +91,9 @@ STUDY = Study(
     },
     measures={
         "recited": Measure("Share of the sequences shown often that are gone on with without a mistake",
-                           analysis=short_circuit),
-        "recited_seldom": Measure("The same of those shown seldom"),
-        "recited_new": Measure("The same of those never shown"),
+                           analysis=short_circuit, learned=True),
+        "recited_seldom": Measure("The same of those shown seldom", learned=True),
+        "recited_new": Measure("The same of those never shown", learned=True),
         "recited_without_early": Measure("Recited of those shown often, without attention in layer 0 or 1; their mean"),
         "recited_without_late": Measure("The same of layers 4 and 5"),
         "recited_without_last_two": Measure("The same without attention in both of the last layers"),
@@ -78,28 +103,41 @@ STUDY = Study(
     claims=(
         *(
             claim
-            for kind in ("text", "tokens")
+            for kind in RECITES
             for claim in (
-                Claim(f"What is shown often is recited ({kind})", value("recited", made_of=kind), above(0.9)),
                 Claim(
+                    f"{kind}-recited",
+                    f"What is shown often is recited ({kind})",
+                    counted(value("recited", made_of=kind), above(0.9)),
+                    MAJORITY,
+                ),
+                Claim(
+                    f"{kind}-needs-last-two",
                     f"Without attention in the last two layers it is not ({kind})",
                     value("recited_without_last_two", made_of=kind),
                     below(0.5),
+                    (RECITES[kind],),
                 ),
                 Claim(
+                    f"{kind}-new-needs-early",
                     f"New text loses less without a late layer than without an early one ({kind})",
                     value("cost_of_late", made_of=kind) / value("cost_of_early", made_of=kind),
                     below(0.5),
+                    (USES[kind],),
                 ),
                 Claim(
+                    f"{kind}-memory-needs-late",
                     f"Memory loses no less without a late layer than without an early one ({kind})",
                     value("recited_without_late", made_of=kind) - value("recited_without_early", made_of=kind),
                     below(0.05),
+                    (RECITES[kind],),
                 ),
             )
         ),
-        Claim("What is shown seldom is not recited", value("recited_seldom"), below(0.1)),
-        Claim("What was never shown is not", value("recited_new"), below(0.05)),
+        Claim("seldom", "What is shown seldom is not recited", counted(value("recited_seldom"), below(0.1)), MAJORITY,
+              tuple(RECITES.values())),
+        Claim("never", "What was never shown is not", counted(value("recited_new"), below(0.05)), MAJORITY,
+              tuple(RECITES.values())),
     ),
     differs=(
         "Six layers of width 128 that saw the sequences during training; the paper short-circuits models of up to "
@@ -107,4 +145,5 @@ STUDY = Study(
         "Deep layers are the last two of six; the paper's are the last quarter.",
     ),
     mechanisms=("softmax",),
+    references={"made_of": ("text", "tokens")},
 )  # fmt: skip

@@ -9,7 +9,7 @@ import math
 
 from glassformer.data import DirichletMarkov
 from glassformer.models import DecoderConfig, Mlp, block
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value
+from glassformer.study import Case, Claim, Condition, Measure, Measures, Scale, Study, above, below, value
 from glassformer.training import OptimConfig, TrainConfig, read_metrics
 
 NOAM, COSINE, CUT, CONSTANT = "noam", "cosine", "cosine, cut short", "constant"
@@ -48,6 +48,15 @@ def best_loss() -> float:
     return total / BATCHES
 
 
+LEARNED = {
+    kind: Condition(
+        f"With {kind} training halves what is left to learn",
+        value("excess", schedule=kind) / value("excess_before", schedule=kind),
+        below(0.5),
+    )
+    for kind in (NOAM, COSINE)
+}
+
 STUDY = Study(
     "noam-and-cosine",
     paper='Vaswani et al. 2017, "Attention Is All You Need", section 5.3; Loshchilov and Hutter 2017, "SGDR", arXiv '
@@ -66,24 +75,32 @@ STUDY = Study(
     },
     claims=(
         Claim(
+            "cosine-noam",
             "A cosine ends nearer to the best loss than warm-up and inverse square root",
             value("excess", schedule=COSINE) / value("excess", schedule=NOAM),
             below(1),
+            (LEARNED[NOAM],),
         ),
         Claim(
+            "constant-noam",
             "Without decay training ends farther from it than with the inverse square root",
             value("excess", schedule=CONSTANT) / value("excess", schedule=NOAM),
             above(1),
+            (LEARNED[NOAM],),
         ),
         Claim(
+            "cut-cosine",
             "A cosine meant for twice as long is worse when it is stopped halfway",
             value("excess", schedule=CUT) / value("excess", schedule=COSINE),
             above(1),
+            (LEARNED[COSINE],),
         ),
         Claim(
+            "cut-noam",
             "A cosine stopped halfway is worse than the inverse square root, which knows no end",
             value("excess", schedule=CUT) / value("excess", schedule=NOAM),
             above(1),
+            (LEARNED[NOAM],),
         ),
     ),
     differs=(
@@ -93,4 +110,5 @@ STUDY = Study(
         "No claim is made of warm-up itself, which this pre-norm model may not need.",
     ),
     mechanisms=("softmax",),
+    references={"schedule": (NOAM, COSINE)},
 )

@@ -14,7 +14,7 @@ import glassformer as gf
 from glassformer.analysis.from_weights import copying, copying_rates
 from glassformer.analysis.heads import evaluate_heads, head_scores
 from glassformer.models import Decoder
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, value, within
+from glassformer.study import Case, Claim, Condition, Measure, Measures, Scale, Study, above, value, within
 
 ONE, TWO, UNTRAINED = "attn-only-1l", "attn-only-2l", "untrained"
 
@@ -54,6 +54,16 @@ def rank_correlation(first: Tensor, second: Tensor) -> float:
     return float(torch.corrcoef(ranks)[0, 1]) if len(first) > 1 else math.nan
 
 
+APART = {
+    model: Condition(
+        f"Measured copying tells heads of {model} from heads of random weights",
+        value("copying", model=model) - value("copying", model=UNTRAINED),
+        above(0),
+    )
+    for model in (ONE, TWO)
+}
+SHIPPED = "it is of the weights of one shipped model, and no seed enters it"
+
 STUDY = Study(
     "one-copying-head",
     paper='Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", copying and "How can you detect '
@@ -80,20 +90,47 @@ STUDY = Study(
         "induction_head": Measure("Eigenvalue score of the head that matches prefixes best"),
     },
     claims=(
-        Claim("Eigenvalues rank heads of one layer as they copy", value("rank_correlation", model=ONE), above(0.5)),
-        Claim("Eigenvalues rank heads of two layers as they copy", value("rank_correlation", model=TWO), above(0.5)),
         Claim(
-            "Eigenvalues rank heads as rows do, token by token", value("by_rows", model=TWO), above(0.5), exact=True
+            "one-layer-ranks",
+            "Eigenvalues rank heads of one layer as they copy",
+            value("rank_correlation", model=ONE),
+            above(0.5),
+            (APART[ONE],),
         ),
         Claim(
+            "two-layers-rank",
+            "Eigenvalues rank heads of two layers as they copy",
+            value("rank_correlation", model=TWO),
+            above(0.5),
+            (APART[TWO],),
+        ),
+        Claim(
+            "as-rows", "Eigenvalues rank heads as rows do, token by token", value("by_rows", model=TWO), above(0.5),
+            exact=SHIPPED,
+        ),
+        Claim(
+            "ten-of-twelve",
             "Ten of twelve heads of a one-layer model copy",
             value("copying_heads", model=ONE),
             within(0.2, 10 / 12),
-            exact=True,
+            exact=SHIPPED,
         ),
-        Claim("Induction heads have positive eigenvalues", value("induction_head", model=TWO), above(0.5), exact=True),
-        Claim("The head with the highest score does copy", value("best_copies", model=TWO), above(0.5)),
-        Claim("Heads of random weights have no sign", value("eigenvalues", model=UNTRAINED), within(0.1, 0)),
+        Claim(
+            "induction-positive",
+            "Induction heads have positive eigenvalues",
+            value("induction_head", model=TWO),
+            above(0.5),
+            exact=SHIPPED,
+        ),
+        Claim(
+            "best-copies",
+            "The head with the highest score does copy",
+            value("best_copies", model=TWO),
+            above(0.5),
+            (APART[TWO],),
+        ),
+        Claim("random-no-sign", "Heads of random weights have no sign", value("eigenvalues", model=UNTRAINED),
+              within(0.1, 0)),
     ),
     differs=(
         "Eight heads a layer and a vocabulary of 1,024; the paper has twelve and 50,000.",
@@ -105,4 +142,5 @@ STUDY = Study(
         "wrote is read along with it where copying is measured.",
     ),
     mechanisms=("softmax",),
+    references={"model": (ONE, TWO, UNTRAINED)},
 )  # fmt: skip

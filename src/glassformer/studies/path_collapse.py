@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.studies.rank_collapse import attention, patterns, residual, share
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value, within
+from glassformer.study import Case, Claim, Condition, Measure, Measures, Scale, Study, above, below, value, within
 
 HEADS, SHORT = 4, 3
 
@@ -66,6 +66,9 @@ def by_length(x: Tensor, layers: list[list[Tensor]]) -> tuple[list[Tensor], list
     return sums, seen
 
 
+SUMS = Condition("All paths sum to what the network returns", value("error"), below(1e-9))
+ALONE = Condition("Taken alone, each head shrinks it three times as much", value("rate_alone"), within(1, 3))
+
 STUDY = Study(
     "path-collapse",
     paper='Dong, Cordonnier and Loukas 2021, "Attention is not all you need", path decomposition (section 2) and '
@@ -86,14 +89,23 @@ STUDY = Study(
         "longest_share": Measure("Residual relative to the whole, of the paths that meet a head in every layer"),
     },
     claims=(
-        Claim("A network with skip connections is the sum of its paths", value("error"), below(1e-9)),
-        Claim("A path of three heads taken alone leaves next to nothing", value("alone"), below(-4)),
+        Claim("sum-of-paths", "A network with skip connections is the sum of its paths", value("error"), below(1e-9)),
+        Claim("three-alone", "A path of three heads taken alone leaves next to nothing", value("alone"), below(-4)),
         Claim(
-            "Taken alone, each head shrinks it three times as much as the one before", value("rate_alone"), within(1, 3)
+            "rate-alone",
+            "Taken alone, each head shrinks it three times as much as the one before",
+            value("rate_alone"),
+            within(1, 3),
         ),
-        Claim("With the patterns of the whole network a path collapses as fast", value("rate_within"), within(1, 3)),
-        Claim("Short paths carry what the network returns", value("short_paths"), above(0.5)),
-        Claim("The longest paths have collapsed", value("longest_share"), below(0.1)),
+        Claim(
+            "rate-within",
+            "With the patterns of the whole network a path collapses as fast",
+            value("rate_within"),
+            within(1, 3),
+            (ALONE,),
+        ),
+        Claim("short-paths", "Short paths carry what the network returns", value("short_paths"), above(0.5), (SUMS,)),
+        Claim("longest-paths", "The longest paths have collapsed", value("longest_share"), below(0.1), (SUMS,)),
     ),
     differs=(
         "Weights are drawn, not trained: the paper takes paths out of models trained to sort, to find convex hulls and "

@@ -11,7 +11,20 @@ from glassformer.analysis.heads import head_scores
 from glassformer.analysis.learning import Trajectory, phase_change, read_history, trajectory
 from glassformer.data import MixtureConfig
 from glassformer.errors import AnalysisUnavailable
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+)
 from glassformer.training import TrainConfig
 from glassformer.training.recipes import attention_only
 
@@ -69,6 +82,8 @@ def apart(path: Trajectory) -> float:
     return math.exp(abs(math.log(steps[0] / steps[1])))
 
 
+FORMS = Condition("Two layers form an induction head", value("prefix_matching", layers=TWO), above(0.5))
+
 STUDY = Study(
     "phase-change",
     paper='Olsson et al. 2022, "In-context Learning and Induction Heads", "The phase change" and arguments 1 and 2',
@@ -78,7 +93,7 @@ STUDY = Study(
     scales=SCALES | {"smoke": dataclasses.replace(SCALES["smoke"], grid={"layers": (TWO, SMEARED)})},
     measures={
         "icl_score": Measure("In-context-learning score at the end: loss late in the row less loss early", "nats"),
-        "prefix_matching": Measure("Prefix matching of the best head at the end", analysis=head_scores),
+        "prefix_matching": Measure("Prefix matching of the best head at the end", analysis=head_scores, learned=True),
         "tokens_until": Measure("Training until a head's prefix matching exceeds a half", "tokens"),
         "apart": Measure(
             "Training by which prefix matching changes fastest, against that by which the score does, the later by "
@@ -88,30 +103,55 @@ STUDY = Study(
         "bump": Measure("How far the loss curve leaves its convex hull", "nats", phase_change),
     },
     claims=(
-        Claim("Induction heads form when in-context learning appears", value("apart", layers=TWO), below(2)),
         Claim(
+            "at-once",
+            "Induction heads form when in-context learning appears",
+            value("apart", layers=TWO),
+            below(2),
+            (FORMS,),
+        ),
+        Claim(
+            "bump",
             "The loss has a bump there, more than without induction heads",
             value("bump", layers=TWO) - value("bump", layers=ONE),
             above(0),
+            (FORMS,),
         ),
-        Claim("One layer has no induction head", value("prefix_matching", layers=ONE), below(0.2)),
         Claim(
+            "one-layer-none",
+            "One layer has no induction head",
+            counted(value("prefix_matching", layers=ONE), below(0.2)),
+            MAJORITY,
+            (FORMS,),
+        ),
+        Claim(
+            "one-layer-less",
             "One layer learns less in context",
             value("icl_score", layers=TWO) - value("icl_score", layers=ONE),
             below(-0.05),
+            (FORMS,),
         ),
-        Claim("With smeared keys one layer is enough", value("prefix_matching", layers=SMEARED), above(0.5)),
         Claim(
+            "smeared-enough",
+            "With smeared keys one layer is enough",
+            counted(value("prefix_matching", layers=SMEARED), above(0.5)),
+            MAJORITY,
+        ),
+        Claim(
+            "smeared-learns",
             "Where they form earlier, in-context learning is there, too",
             value("icl_score", layers=SMEARED) - value("icl_score", layers=ONE),
             below(-0.05),
         ),
         Claim(
+            "smeared-sooner",
             "Smeared keys bring them in half the training",
             value("tokens_until", layers=SMEARED) / value("tokens_until", layers=TWO),
             below(0.5),
+            (FORMS,),
         ),
     ),
     differs=DIFFERS,
     mechanisms=("softmax",),
+    references={"layers": (TWO,)},
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value, within
+from glassformer.study import Case, Claim, Condition, Measure, Measures, Scale, Study, above, below, value, within
 
 VARIANTS = ("attention", "with norm", "with MLP", "with skip", "with skip, MLP and norm")
 DEPTHS = (3, 12)
@@ -82,6 +82,9 @@ def _power(layer: list[Tensor], n: int, d: int, generator: torch.Generator, *, m
 
 after_3, after_12 = (partial(value, f"residual_{depth}") for depth in DEPTHS)
 
+COLLAPSES = Condition("Attention alone collapses over twelve layers", after_12(variant="attention"), below(-5))
+CUBES = Condition("Without a mask it shrinks by a power", value("power_unmasked", variant="attention"), within(0.1, 3))
+
 STUDY = Study(
     "rank-collapse",
     paper='Dong, Cordonnier and Loukas 2021, "Attention is not all you need", theorem 2.2 and section 3; masks: Wu et '
@@ -100,14 +103,16 @@ STUDY = Study(
         "power_masked": Measure("The same under a causal mask"),
     },
     claims=(
-        Claim("One layer cubes the residual", value("power_unmasked", variant="attention"), within(0.1, 3)),
-        Claim("Three layers of attention alone leave next to nothing", after_3(variant="attention"), below(-5)),
-        Claim("Skip connections keep tokens apart over twelve layers", after_12(variant="with skip"), above(-2)),
-        Claim("MLPs alone do not stop the collapse", after_12(variant="with MLP"), below(-5)),
-        Claim("Norms alone do not stop the collapse", after_12(variant="with norm"), below(-5)),
+        Claim("cubes", "One layer cubes the residual", value("power_unmasked", variant="attention"), within(0.1, 3)),
+        Claim("three-layers", "Three layers of attention alone leave next to nothing", after_3(variant="attention"),
+              below(-5)),
+        Claim("skips", "Skip connections keep tokens apart over twelve layers", after_12(variant="with skip"),
+              above(-2), (COLLAPSES,)),
+        Claim("mlps", "MLPs alone do not stop the collapse", after_12(variant="with MLP"), below(-5), (COLLAPSES,)),
+        Claim("norms", "Norms alone do not stop the collapse", after_12(variant="with norm"), below(-5), (COLLAPSES,)),
         Claim(
-            "Under a causal mask the residual shrinks by a factor, not by a power",
-            value("power_masked", variant="attention"), within(0.1, 1),
+            "masked", "Under a causal mask the residual shrinks by a factor, not by a power",
+            value("power_masked", variant="attention"), within(0.1, 1), (CUBES,),
         ),
     ),
     differs=(
@@ -115,4 +120,5 @@ STUDY = Study(
         "Heads are of full width, their outputs summed and divided by the root of their number.",
     ),
     mechanisms=("softmax",),
+    references={"variant": ("attention",)},
 )  # fmt: skip

@@ -14,7 +14,21 @@ from glassformer.attention import MixerConfig, Softmax, Synthesizer
 from glassformer.data import Copy, Recall, Repeat
 from glassformer.data.tasks.task import TaskConfig
 from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+)
 from glassformer.training import OptimConfig, TrainConfig
 
 DOT, RANDOM, FIXED, DENSE, MIXTURE = "dot product", "random", "fixed random", "dense", "random and dot product"
@@ -64,40 +78,64 @@ def share(mechanism: str, task: str) -> Quantity:
     return value("share_of_chance", mechanism=mechanism, task=task)
 
 
+LEARNS = {task: (Condition(f"The dot product learns {task}", share(DOT, task), below(0.1)),) for task in TASKS}
+
+
+def learns(mechanism: str, task: str) -> Quantity:
+    return counted(share(mechanism, task), below(0.1))
+
+
+def misses(mechanism: str, task: str) -> Quantity:
+    return counted(share(mechanism, task), above(0.4))
+
+
+def worse(mechanism: str, than: str, task: str) -> Quantity:
+    return counted(share(mechanism, task) - share(than, task), above(0.1))
+
+
 STUDY = Study(
     "synthesizer",
     paper='Tay et al. 2020, "Synthesizer: Rethinking Self-Attention in Transformer Models", arXiv 2005.00743',
     question="What can be learned without comparing tokens, and what cannot?",
     run=run,
     grid={"mechanism": tuple(MIXERS), "task": tuple(TASKS)},
-    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(3, {"steps": 800}), "full": Scale(5, {"steps": 4000})},
+    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(8, {"steps": 800}), "full": Scale(8, {"steps": 4000})},
     measures={
-        "share_of_chance": Measure("Loss on what is determined, of that of guessing among sixteen symbols"),
+        "share_of_chance": Measure(
+            "Loss on what is determined, of that of guessing among sixteen symbols", learned=True
+        ),
         "parameters": Measure("Parameters of the model, maps of queries and keys that nothing reads among them"),
     },
     claims=(
-        Claim("Random scores learn to copy at a fixed offset", share(RANDOM, COPY), below(0.1)),
-        Claim("Dense scores learn it too", share(DENSE, COPY), below(0.1)),
-        Claim("So does a mixture of random scores and products", share(MIXTURE, COPY), below(0.1)),
+        Claim("random-copy", "Random scores learn to copy at a fixed offset", learns(RANDOM, COPY), MAJORITY,
+              LEARNS[COPY]),
+        Claim("dense-copy", "Dense scores learn it too", learns(DENSE, COPY), MAJORITY, LEARNS[COPY]),
+        Claim("mixture-copy", "So does a mixture of random scores and products", learns(MIXTURE, COPY), MAJORITY,
+              LEARNS[COPY]),
         Claim(
-            "Scores that stay as they were drawn learn it worse than trained ones",
-            share(FIXED, COPY) - share(RANDOM, COPY), above(0.1),
+            "fixed-copy", "Scores that stay as they were drawn learn it worse than trained ones",
+            worse(FIXED, RANDOM, COPY), MAJORITY, LEARNS[COPY],
         ),
-        Claim("Random scores do not learn to recall", share(RANDOM, RECALL), above(0.4)),
-        Claim("Dense scores do not learn to recall", share(DENSE, RECALL), above(0.4)),
-        Claim("The dot product learns to recall", share(DOT, RECALL), below(0.1)),
-        Claim("The mixture learns to recall", share(MIXTURE, RECALL), below(0.1)),
-        Claim("At one offset for all texts, random scores learn to copy", share(RANDOM, REPEAT), below(0.1)),
-        Claim("Dense scores learn that too", share(DENSE, REPEAT), below(0.1)),
-        Claim("The mixture learns that too", share(MIXTURE, REPEAT), below(0.1)),
+        Claim("random-recall", "Random scores do not learn to recall", misses(RANDOM, RECALL), MAJORITY,
+              LEARNS[RECALL]),
+        Claim("dense-recall", "Dense scores do not learn to recall", misses(DENSE, RECALL), MAJORITY, LEARNS[RECALL]),
+        Claim("dot-recall", "The dot product learns to recall", learns(DOT, RECALL), MAJORITY),
+        Claim("mixture-recall", "The mixture learns to recall", learns(MIXTURE, RECALL), MAJORITY, LEARNS[RECALL]),
+        Claim("random-repeat", "At one offset for all texts, random scores learn to copy", learns(RANDOM, REPEAT),
+              MAJORITY, LEARNS[REPEAT]),
+        Claim("dense-repeat", "Dense scores learn that too", learns(DENSE, REPEAT), MAJORITY, LEARNS[REPEAT]),
+        Claim("mixture-repeat", "The mixture learns that too", learns(MIXTURE, REPEAT), MAJORITY, LEARNS[REPEAT]),
         Claim(
-            "Scores that stay as they were drawn learn that worse than trained ones",
-            share(FIXED, REPEAT) - share(RANDOM, REPEAT), above(0.1),
+            "fixed-repeat", "Scores that stay as they were drawn learn that worse than trained ones",
+            worse(FIXED, RANDOM, REPEAT), MAJORITY, LEARNS[REPEAT],
         ),
-        Claim("With smeared keys, the dot product learns to recall", share(DOT, SMEARED), below(0.1)),
-        Claim("With smeared keys, the mixture learns to recall", share(MIXTURE, SMEARED), below(0.1)),
-        Claim("With smeared keys, random scores do not learn to recall", share(RANDOM, SMEARED), above(0.4)),
-        Claim("With smeared keys, dense scores do not learn to recall", share(DENSE, SMEARED), above(0.4)),
+        Claim("dot-smeared", "With smeared keys, the dot product learns to recall", learns(DOT, SMEARED), MAJORITY),
+        Claim("mixture-smeared", "With smeared keys, the mixture learns to recall", learns(MIXTURE, SMEARED), MAJORITY,
+              LEARNS[SMEARED]),
+        Claim("random-smeared", "With smeared keys, random scores do not learn to recall", misses(RANDOM, SMEARED),
+              MAJORITY, LEARNS[SMEARED]),
+        Claim("dense-smeared", "With smeared keys, dense scores do not learn to recall", misses(DENSE, SMEARED),
+              MAJORITY, LEARNS[SMEARED]),
     ),
     differs=(
         "The paper translates, models language and classifies; these are two tasks of 24 tokens with known answers.",
@@ -111,4 +149,5 @@ STUDY = Study(
         "Seeds draw weights, and what is fixed; the rows are the same for all.",
     ),
     mechanisms=("softmax", "synthesizer"),
+    references={"mechanism": (DOT,), "task": tuple(TASKS)},
 )  # fmt: skip

@@ -15,7 +15,21 @@ from glassformer.analysis.heads import head_scores
 from glassformer.analysis.losses import token_losses
 from glassformer.data import Batch, UnseenWords
 from glassformer.data.text.counts import NGramModel
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+)
 from glassformer.training.recipes import unseen_words
 
 ONE, SMEARED, TWO, COUNTS = "one layer", "one layer, smeared keys", "two layers", "4-gram counts"
@@ -54,6 +68,13 @@ def _whole(batch: Batch) -> Tensor:
     return torch.cat((batch.tokens, batch.targets[:, -1:]), 1)
 
 
+def share(model: str) -> Quantity:
+    return value("share_of_chance", model=model)
+
+
+UNKNOWN = Condition("Counting the training text does not tell these letters", share(COUNTS), above(0.6))
+COMPLETES = Condition("Two layers complete words that were never seen", share(TWO), below(0.2))
+
 STUDY = Study(
     "two-layers-for-induction",
     paper='Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context '
@@ -63,24 +84,56 @@ STUDY = Study(
     grid={"model": (ONE, SMEARED, TWO, COUNTS)},
     scales={
         "smoke": Scale(seeds=2, settings={"steps": 20}),
-        "small": Scale(seeds=3, settings={"steps": 1500}),
+        "small": Scale(seeds=8, settings={"steps": 4000}),
     },
     measures={
         "share_of_chance": Measure(
             "Loss on letters that an earlier occurrence of a withheld word determines, of that of guessing any letter"
         ),
         "gain": Measure("How much less than at its first occurrence that is", "nats"),
-        "prefix_matching": Measure("Prefix matching of the best head, on random tokens repeated", analysis=head_scores),
+        "prefix_matching": Measure(
+            "Prefix matching of the best head, on random tokens repeated", analysis=head_scores, learned=True
+        ),
     },
     claims=(
-        Claim("Two layers complete words that were never seen", value("share_of_chance", model=TWO), below(0.2)),
-        Claim("One layer does not", value("share_of_chance", model=ONE), above(0.6)),
-        Claim("One layer with smeared keys does", value("share_of_chance", model=SMEARED), below(0.2)),
-        Claim("Counting the training text does not", value("share_of_chance", model=COUNTS), above(0.6)),
-        Claim("Counting gains nothing where a word comes again", value("gain", model=COUNTS), below(0.5)),
-        Claim("Two layers have a head that matches prefixes", value("prefix_matching", model=TWO), above(0.5)),
-        Claim("One layer has none", value("prefix_matching", model=ONE), below(0.2)),
+        Claim(
+            "two-complete",
+            "Two layers complete words that were never seen",
+            counted(share(TWO), below(0.2)),
+            MAJORITY,
+            (UNKNOWN,),
+        ),
+        Claim("one-does-not", "One layer does not", counted(share(ONE), above(0.6)), MAJORITY, (UNKNOWN, COMPLETES)),
+        Claim(
+            "smeared-completes",
+            "One layer with smeared keys does",
+            counted(share(SMEARED), below(0.2)),
+            MAJORITY,
+            (UNKNOWN,),
+        ),
+        Claim("counts-do-not", "Counting the training text does not", share(COUNTS), above(0.6)),
+        Claim(
+            "counts-gain-nothing",
+            "Counting gains nothing where a word comes again",
+            value("gain", model=COUNTS),
+            below(0.5),
+        ),
+        Claim(
+            "two-match",
+            "Two layers have a head that matches prefixes",
+            counted(value("prefix_matching", model=TWO), above(0.5)),
+            MAJORITY,
+            (UNKNOWN,),
+        ),
+        Claim(
+            "one-matches-none",
+            "One layer has none",
+            counted(value("prefix_matching", model=ONE), below(0.2)),
+            MAJORITY,
+            (UNKNOWN, COMPLETES),
+        ),
     ),
     differs=("Models of one head width and a language of random words, trained for minutes; no proof of any bound.",),
     mechanisms=("softmax",),
+    references={"model": (TWO, COUNTS)},
 )

@@ -17,7 +17,22 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.attention import Attention, ProjectionConfig, Separate, Tied
 from glassformer.models import BlockConfig, Decoder, DecoderConfig
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    MAJORITY,
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    counted,
+    value,
+    within,
+)
 
 SEPARATE, TIED, IDENTITY, GENERAL = "a matrix each", "one matrix", "none", "one for queries, none for keys"
 PROJECTIONS: dict[str, ProjectionConfig] = {
@@ -77,6 +92,28 @@ def share(matrices: str, measure: str = "share_of_chance", init: str = XAVIER) -
     return value(measure, matrices=matrices, init=init)
 
 
+ONE_WAY = {
+    init: Condition(
+        f"With a matrix each, one head learns to look one way ({init})", share(SEPARATE, init=init), below(0.1)
+    )
+    for init in (XAVIER, SMALL)
+}
+
+
+def one_way(matrices: str, init: str = XAVIER) -> Quantity:
+    return counted(share(matrices, init=init), below(0.1))
+
+
+def neither(matrices: str, init: str = XAVIER) -> Quantity:
+    return counted(share(matrices, init=init), above(0.25))
+
+
+def as_good(init: str = XAVIER) -> Quantity:
+    return counted(share(GENERAL, init=init) - share(SEPARATE, init=init), within(0.1, 0))
+
+
+LARGE, FINE = (ONE_WAY[XAVIER],), (ONE_WAY[SMALL],)
+
 STUDY = Study(
     "why-projections",
     paper='Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; Luong, Pham and Manning 2015, arXiv '
@@ -84,30 +121,34 @@ STUDY = Study(
     question="What is lost if queries and keys share a matrix, or have none?",
     run=run,
     grid={"matrices": tuple(PROJECTIONS), "init": (XAVIER, SMALL)},
-    scales={"smoke": Scale(2, {"steps": 20}), "small": Scale(5, {"steps": 2000})},
+    scales={"smoke": Scale(2, {"steps": 20}), "small": Scale(8, {"steps": 6000})},
     measures={
-        "share_of_chance": Measure("Loss on whether the next symbol is in the row, of that of guessing"),
+        "share_of_chance": Measure("Loss on whether the next symbol is in the row, of that of guessing", learned=True),
         "asymmetry": Measure("Size of the antisymmetric part of the scores of symbols, of their size"),
         "diagonal": Measure("Weight of each symbol on itself among all of them, times how many there are"),
     },
     claims=(
-        Claim("With a matrix each, one head learns to look one way", share(SEPARATE), below(0.1)),
-        Claim("With one matrix for both it does not", share(TIED), above(0.25)),
-        Claim("On the raw stream it does not, either", share(IDENTITY), above(0.25)),
-        Claim("One matrix for both tells how many neighbours there are", share(TIED), below(0.6)),
-        Claim("One for queries alone is as good as two of its rank", share(GENERAL) - share(SEPARATE), within(0.1, 0)),
-        Claim("Scores of one matrix are symmetric", share(TIED, "asymmetry"), within(1e-5, 0)),
-        Claim("Scores of the raw stream are symmetric", share(IDENTITY, "asymmetry"), within(1e-5, 0)),
-        Claim("Two matrices learn scores that are not", share(SEPARATE, "asymmetry"), above(0.3)),
-        Claim("Symbols look at themselves with one matrix", share(TIED, "diagonal"), above(2)),
-        Claim("They do so more than with two", share(TIED, "diagonal") - share(SEPARATE, "diagonal"), above(0)),
-        Claim("From small weights, one head learns to look one way", share(SEPARATE, init=SMALL), below(0.1)),
-        Claim("From small weights, one matrix for both does not", share(TIED, init=SMALL), above(0.25)),
-        Claim("From small weights, the raw stream does not", share(IDENTITY, init=SMALL), above(0.25)),
-        Claim(
-            "From small weights, one for queries alone is as good as two",
-            share(GENERAL, init=SMALL) - share(SEPARATE, init=SMALL), within(0.1, 0),
-        ),
+        Claim("separate-one-way", "With a matrix each, one head learns to look one way", one_way(SEPARATE), MAJORITY),
+        Claim("tied-does-not", "With one matrix for both it does not", neither(TIED), MAJORITY, LARGE),
+        Claim("raw-does-not", "On the raw stream it does not, either", neither(IDENTITY), MAJORITY, LARGE),
+        Claim("tied-neighbours", "One matrix for both tells how many neighbours there are",
+              counted(share(TIED), below(0.6)), MAJORITY),
+        Claim("general-as-good", "One for queries alone is as good as two of its rank", as_good(), MAJORITY, LARGE),
+        Claim("tied-symmetric", "Scores of one matrix are symmetric", share(TIED, "asymmetry"), within(1e-5, 0)),
+        Claim("raw-symmetric", "Scores of the raw stream are symmetric", share(IDENTITY, "asymmetry"), within(1e-5, 0)),
+        Claim("separate-asymmetric", "Two matrices learn scores that are not", share(SEPARATE, "asymmetry"), above(0.3),
+              LARGE),
+        Claim("tied-diagonal", "Symbols look at themselves with one matrix", share(TIED, "diagonal"), above(2)),
+        Claim("tied-diagonal-more", "They do so more than with two",
+              share(TIED, "diagonal") - share(SEPARATE, "diagonal"), above(0), LARGE),
+        Claim("small-separate-one-way", "From small weights, one head learns to look one way", one_way(SEPARATE, SMALL),
+              MAJORITY),
+        Claim("small-tied-does-not", "From small weights, one matrix for both does not", neither(TIED, SMALL), MAJORITY,
+              FINE),
+        Claim("small-raw-does-not", "From small weights, the raw stream does not", neither(IDENTITY, SMALL), MAJORITY,
+              FINE),
+        Claim("small-general-as-good", "From small weights, one for queries alone is as good as two", as_good(SMALL),
+              MAJORITY, FINE),
     ),
     differs=(
         "Sets of nine symbols and one head; the papers train translators and language models, whose positions and many "
@@ -117,4 +158,5 @@ STUDY = Study(
         "to learn from them (0.00 and 0.10 of guessing) what they did not from large ones in four times the steps.",
     ),
     mechanisms=("softmax",),
+    references={"matrices": (SEPARATE,), "init": (XAVIER, SMALL)},
 )  # fmt: skip

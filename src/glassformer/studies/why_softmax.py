@@ -12,7 +12,20 @@ from torch import Tensor
 from glassformer.attention import Attention, MixerConfig, Softmax, SumNormalised
 from glassformer.models.stack import cross_context, make_context
 from glassformer.numerics.decompositions import singular_values
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value, within
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    value,
+    within,
+)
 
 SOFTMAX, IDENTITY, SQUARE, RELU = "softmax", "score", "square", "relu"
 MIXERS: dict[str, MixerConfig] = {
@@ -67,6 +80,10 @@ def of(measure: str, weights: str) -> Quantity:
     return value(measure, weights=weights)
 
 
+LOOKS_UP = Condition("Softmax learns to look up one of 64 keys", of("found", SOFTMAX), above(0.99))
+RANK = "tables drawn at random have the largest rank there is, whichever are drawn"
+CANCELS = "a factor cancels in what is divided by its sum"
+
 STUDY = Study(
     "why-softmax",
     paper='Katharopoulos et al. 2020, "Transformers are RNNs", section 3.2, for other similarities; '
@@ -82,18 +99,24 @@ STUDY = Study(
         "rate": Measure("How fast the weight on wrong keys falls with a factor on scores, over the margin of scores"),
     },
     claims=(
-        Claim("Scores over their sum have the rank of a head's width", of("rank", IDENTITY), within(0, 8), exact=True),
-        Claim("Squares have d (d + 1) / 2", of("rank", SQUARE), within(0, 36), exact=True),
-        Claim("Softmax has full rank", of("rank", SOFTMAX), within(0, 128), exact=True),
-        Claim("ReLU has full rank, too", of("rank", RELU), within(0, 128), exact=True),
-        Claim("Softmax learns to look up one of 64 keys in 4 dimensions", of("found", SOFTMAX), above(0.99)),
-        Claim("Scores over their sum do not: at best sqrt(4 / 64)", of("found", IDENTITY), below(0.25)),
-        Claim("Squares do not: at best sqrt(10 / 64)", of("found", SQUARE), below(0.4)),
-        Claim("ReLU comes nearer than squares", of("found", RELU) - of("found", SQUARE), above(0)),
-        Claim("With softmax errors fall exponentially, by the margin", of("rate", SOFTMAX), within(0.05, 1)),
-        Claim("With scores over their sum they do not fall", of("rate", IDENTITY), within(1e-6, 0), exact=True),
-        Claim("With squares they do not fall", of("rate", SQUARE), within(1e-6, 0), exact=True),
-        Claim("With ReLU they do not fall", of("rate", RELU), within(1e-6, 0), exact=True),
+        Claim("rank-score", "Scores over their sum have the rank of a head's width", of("rank", IDENTITY), within(0, 8),
+              exact=RANK),
+        Claim("rank-square", "Squares have d (d + 1) / 2", of("rank", SQUARE), within(0, 36), exact=RANK),
+        Claim("rank-softmax", "Softmax has full rank", of("rank", SOFTMAX), within(0, 128), exact=RANK),
+        Claim("rank-relu", "ReLU has full rank, too", of("rank", RELU), within(0, 128), exact=RANK),
+        Claim("softmax-finds", "Softmax learns to look up one of 64 keys in 4 dimensions", of("found", SOFTMAX),
+              above(0.99)),
+        Claim("score-misses", "Scores over their sum do not: at best sqrt(4 / 64)", of("found", IDENTITY), below(0.25),
+              (LOOKS_UP,)),
+        Claim("square-misses", "Squares do not: at best sqrt(10 / 64)", of("found", SQUARE), below(0.4), (LOOKS_UP,)),
+        Claim("relu-nearer", "ReLU comes nearer than squares", of("found", RELU) - of("found", SQUARE), above(0),
+              (LOOKS_UP,)),
+        Claim("rate-softmax", "With softmax errors fall exponentially, by the margin", of("rate", SOFTMAX),
+              within(0.05, 1)),
+        Claim("rate-score", "With scores over their sum they do not fall", of("rate", IDENTITY), within(1e-6, 0),
+              exact=CANCELS),
+        Claim("rate-square", "With squares they do not fall", of("rate", SQUARE), within(1e-6, 0), exact=CANCELS),
+        Claim("rate-relu", "With ReLU they do not fall", of("rate", RELU), within(1e-6, 0), exact=CANCELS),
     ),
     differs=(
         "Tables of queries and keys in place of a model that makes them. What is learned by are squared differences, "
@@ -102,4 +125,5 @@ STUDY = Study(
         "that at most sqrt(n).",
     ),
     mechanisms=("softmax", "sum_normalised"),
+    references={"weights": (SOFTMAX,)},
 )  # fmt: skip

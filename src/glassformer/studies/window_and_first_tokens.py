@@ -5,6 +5,8 @@ when a window lets go of them. Two decoders that were trained on 256 tokens see 
 whose rows began anywhere in a file, and one whose rows all began with `<bos>`.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,20 @@ import glassformer as gf
 from glassformer.attention import MixerConfig, Rope, Softmax, Streaming
 from glassformer.data import TextConfig
 from glassformer.models import DecoderConfig, Mlp, Model, block, repeat
-from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, value, within
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    value,
+    within,
+)
 from glassformer.training import OptimConfig, TrainConfig
 
 TRAINED, SEEN, LONG, WIDTH = 256, 128, 2048, 128
@@ -83,17 +98,30 @@ def loss(model: str, seen: str, than: str | None = None, measure: str = "loss") 
 
 def of(model: str) -> tuple[Claim, ...]:
     beyond = loss(model, FOUR, measure="loss_beyond") - loss(model, FOUR)
+    reads = Condition(
+        "The decoder has learned text: it loses two thirds of what guessing does at most", loss(model, ALL),
+        below(2 / 3 * math.log(DATA.vocab_size)),
+    )  # fmt: skip
+    rests = Condition("Its heads rest on the first token", loss(model, ALL, measure="on_first"), above(0.1))
+    short, sees = {SHIPPED: "shipped", BEGUN: "begun"}[model], (reads, rests)
     return (
-        Claim(f"{model}: heads rest on the first token", loss(model, ALL, measure="on_first"), above(0.1)),
-        Claim(f"{model}: a window that loses it costs a nat and more", loss(model, LAST, ALL), above(1)),
-        Claim(f"{model}: it does at once", loss(model, LAST, ALL, "at_once"), above(1)),
-        Claim(f"{model}: with the first four it predicts as with all", loss(model, FOUR, ALL), within(0.1, 0)),
-        Claim(f"{model}: with one it does not, four are needed", loss(model, ONE, FOUR), above(0)),
-        Claim(f"{model}: line ends in their place do as well", loss(model, LINES, FOUR), within(0.1, 0)),
-        Claim(f"{model}: in 2,048 tokens it breaks if it sees all", loss(model, ALL, FOUR, "loss_beyond"), above(0)),
-        Claim(f"{model}: with the first four it reads on", beyond, within(0.2, 0)),
-        Claim(f"{model}: there a window without them is worse", loss(model, LAST, FOUR, "loss_beyond"), above(0)),
-    )
+        Claim(f"{short}-rests", f"{model}: heads rest on the first token", loss(model, ALL, measure="on_first"),
+              above(0.1), (reads,)),
+        Claim(f"{short}-window", f"{model}: a window that loses it costs a nat and more", loss(model, LAST, ALL),
+              above(1), sees),
+        Claim(f"{short}-at-once", f"{model}: it does at once", loss(model, LAST, ALL, "at_once"), above(1), sees),
+        Claim(f"{short}-four", f"{model}: with the first four it predicts as with all", loss(model, FOUR, ALL),
+              within(0.1, 0), sees),
+        Claim(f"{short}-one", f"{model}: with one it does not, four are needed", loss(model, ONE, FOUR), above(0),
+              sees),
+        Claim(f"{short}-lines", f"{model}: line ends in their place do as well", loss(model, LINES, FOUR),
+              within(0.1, 0), sees),
+        Claim(f"{short}-breaks", f"{model}: in 2,048 tokens it breaks if it sees all",
+              loss(model, ALL, FOUR, "loss_beyond"), above(0), (reads,)),
+        Claim(f"{short}-reads-on", f"{model}: with the first four it reads on", beyond, within(0.2, 0), sees),
+        Claim(f"{short}-beyond", f"{model}: there a window without them is worse",
+              loss(model, LAST, FOUR, "loss_beyond"), above(0), sees),
+    )  # fmt: skip
 
 
 STUDY = Study(
@@ -116,4 +144,5 @@ STUDY = Study(
         "Of the shipped one seeds choose rows of held-out files alone; they do not begin with `<bos>`.",
     ),
     mechanisms=("streaming", "softmax"),
+    references={"model": (SHIPPED, BEGUN), "seen": (ALL,)},
 )  # fmt: skip

@@ -1,26 +1,27 @@
 """Studies: what papers claim, checked in miniature by runs that anyone can redo."""
 
-from glassformer.study.claims import (
-    Claim,
-    Decision,
+from glassformer.study.claims import Claim, Condition, Decision, decide, held_by_chance
+from glassformer.study.definition import Case, Measure, Measures, Scale, Study
+from glassformer.study.engine import Found, Progress, keep, run_study, survey, verify
+from glassformer.study.intervals import count_interval, interval
+from glassformer.study.quantities import (
+    MAJORITY,
     Expectation,
     Quantity,
     above,
     below,
-    decide,
+    counted,
     growth,
-    interval,
     least_step,
     slope,
     value,
     within,
 )
-from glassformer.study.definition import Case, Measure, Measures, Scale, Study
-from glassformer.study.engine import Found, Progress, run_study, survey, verify
 from glassformer.study.shelf import find, names, shipped
 
 __all__ = [
-    "Case", "Claim", "Decision", "Expectation", "Found", "Measure", "Measures", "Progress", "Quantity", "Scale",
-    "Study", "above", "below", "decide", "find", "growth", "interval", "least_step", "names", "run_study", "shipped",
-    "slope", "survey", "value", "verify", "within",
+    "MAJORITY", "Case", "Claim", "Condition", "Decision", "Expectation", "Found", "Measure", "Measures", "Progress",
+    "Quantity", "Scale", "Study", "above", "below", "count_interval", "counted", "decide", "find", "growth",
+    "held_by_chance", "interval", "keep", "least_step", "names", "run_study", "shipped", "slope", "survey", "value",
+    "verify", "within",
 ]  # fmt: skip

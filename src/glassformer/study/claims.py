@@ -1,209 +1,54 @@
 """Claims: a sentence of a paper, what is measured for it, and what was expected before it was measured.
 
-    Claim("Softmax saturates without the scale", value("entropy", scale="none") / value("entropy", scale="sqrt"),
-          below(0.5))
+    Claim("saturates", "Softmax saturates without the scale",
+          value("entropy", scale="none") / value("entropy", scale="sqrt"), below(0.5))
 
-A quantity gives one number per seed, of runs of that seed. Over seeds that is a mean with an interval (Student's t,
-95 %), and the expectation is a range of numbers:
+A quantity gives one number per seed, of runs of that seed, and is a mean over seeds with an interval (Student's t,
+95 %), or seeds are counted whose number lies in a range, and their share has an exact one (Clopper and Pearson, 95 %).
+The expectation is a range of numbers:
 
-    holds       the whole interval lies in the range
-    fails       the whole interval lies outside of it
-    undecided   it reaches across an end, there are fewer than two seeds, or a run is missing
+    holds               the whole interval lies in the range
+    fails               the whole interval lies outside of it
+    undecided           it reaches across an end, a run is missing, or there is none: seeds that are averaged are fewer
+                        than two or all alike, seeds that are counted are fewer than eight
+    not testable here   something that has to be true first is not: the reference has not learned the task, say
+    not defined         a measure does not exist for that case
 
-Claims are decided one by one; of twenty that hold at 95 %, one may do so by chance.
+Claims are decided one by one. One that is not true holds by chance in one study of forty at most; `held_by_chance` says
+how many of so many would.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-from glassformer.config import require
-from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.study.intervals import LEVEL, count_interval, interval
+from glassformer.study.quantities import MAJORITY, Expectation, Measured, Missing, NotDefined, Quantity
 
-Verdict = Literal["holds", "fails", "undecided", "not defined"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not defined")
-LEVEL = 0.95
-# Student's t, both sides 95 %, by degrees of freedom; beyond the last one by the expansion of the normal quantile
-_T = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
-    2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-)  # fmt: skip
-
-
-class Missing(Exception):
-    """A quantity has no number for a seed: its run is not there, ended in an error, or gave none."""
-
-
-class NotDefined(Exception):
-    """A quantity has no number, for a measure of it is not defined for its case."""
+Verdict = Literal["holds", "fails", "undecided", "not testable here", "not defined"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not testable here", "not defined")
+LEAST_COUNTED = 8  # seeds, of which all or none would be found in one of a hundred cases if the share were one half
+NEAR = 0.25  # of half an interval
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one run gave, as claims read it.
+class Condition:
+    """What has to be true of the runs that a claim is taken from, or the claim cannot be tested by them.
+
+    It is met if the quantity lies in the range in every seed; of many seeds, if it does in so many that the exact
+    interval of their share lies above one half. It names the reference, a yardstick or the data, and never what is
+    claimed about: see `Study.references`.
 
     Args:
-        case: What was varied, by name.
-        seed: Of the run.
-        measures: Numbers by name.
-        undefined: Why a measure is not defined for this case, by name; "*" stands for all of them.
-        error: What ended the run, if something did.
+        text: A sentence.
+        quantity: What is measured for it.
+        expected: Where its number has to lie.
     """
 
-    case: Mapping[str, Any]
-    seed: int
-    measures: Mapping[str, float]
-    undefined: Mapping[str, str]
-    error: str = ""
-
-    def measure(self, name: str) -> float:
-        """Return a measure; raises `Missing` or `NotDefined` if there is none."""
-        if self.error:
-            raise Missing(f"{_spoken(self.case)}, seed {self.seed}: {self.error}")
-        why = self.undefined.get(name, self.undefined.get("*"))
-        if why is not None:
-            raise NotDefined(f"{name} for {_spoken(self.case)}: {why}")
-        if name not in self.measures:
-            raise Missing(f'{_spoken(self.case)}, seed {self.seed}: no measure "{name}".{nearest(name, self.measures)}')
-        found = self.measures[name]
-        if not math.isfinite(found):
-            raise Missing(f"{_spoken(self.case)}, seed {self.seed}: {name} is {found}")
-        return found
-
-
-Runs = Sequence[Measured]  # of one seed
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number of the runs of one seed, and what it is called.
-
-    Args:
-        name: As reports say it.
-        of: From the runs of one seed to the number; raises `Missing` or `NotDefined`.
-        measures: Which measures it takes.
-        where: Which cases, one mapping for each it takes.
-    """
-
-    name: str
-    of: Callable[[Runs], float]
-    measures: tuple[str, ...]
-    where: tuple[Mapping[str, Any], ...]
-
-    def __sub__(self, other: "Quantity") -> "Quantity":
-        return self._with(other, "less", lambda a, b: a - b)
-
-    def __truediv__(self, other: "Quantity") -> "Quantity":
-        def ratio(a: float, b: float) -> float:
-            if b == 0:
-                raise Missing(f"{other.name} is 0")
-            return a / b
-
-        return self._with(other, "/", ratio)
-
-    def _with(self, other: "Quantity", sign: str, combined: Callable[[float, float], float]) -> "Quantity":
-        def of(runs: Runs) -> float:
-            return combined(self.of(runs), other.of(runs))
-
-        measures = tuple(dict.fromkeys((*self.measures, *other.measures)))
-        return Quantity(f"{self.name} {sign} {other.name}", of, measures, (*self.where, *other.where))
-
-
-def value(measure: str, **where: Any) -> Quantity:
-    """The measure of the one case that is named; where several are, their mean."""
-
-    def of(runs: Runs) -> float:
-        return statistics.fmean(run.measure(measure) for run in _matching(runs, where))
-
-    return Quantity(_called(measure, where), of, (measure,), (where,))
-
-
-def slope(measure: str, over: str, **where: Any) -> Quantity:
-    """The slope of a measure over an axis of the grid, by least squares."""
-
-    def of(runs: Runs) -> float:
-        points = list(_along(runs, measure, over, where))
-        if len({x for x, _ in points}) < 2:
-            raise Missing(f"{over} takes one value only")
-        return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
-
-    return Quantity(f"slope of {_called(measure, where)} over {over}", of, (measure,), (where,))
-
-
-def growth(measure: str, over: str, **where: Any) -> Quantity:
-    """The exponent of a measure that grows as a power of an axis: the slope of logarithms."""
-
-    def of(runs: Runs) -> float:
-        points = list(_along(runs, measure, over, where))
-        if min(min(point) for point in points) <= 0:
-            raise Missing(f"{measure} or {over} is not positive: it has no logarithm")
-        logs = [(math.log(x), math.log(y)) for x, y in points]
-        return statistics.linear_regression([x for x, _ in logs], [y for _, y in logs]).slope
-
-    return Quantity(f"growth of {_called(measure, where)} with {over}", of, (measure,), (where,))
-
-
-def least_step(measure: str, over: str, order: Sequence[Any], **where: Any) -> Quantity:
-    """The smallest rise of a measure from one value of an axis to the next, in the order given.
-
-    Above 0, the values are in that order.
-    """
-    require(len(order) > 1, "an order takes two values at least.")
-
-    def of(runs: Runs) -> float:
-        found = [value(measure, **where, **{over: at}).of(runs) for at in order]
-        return min(later - earlier for earlier, later in pairwise(found))
-
-    said = " < ".join(map(str, order))
-    each = tuple({**where, over: at} for at in order)
-    return Quantity(f"least step of {_called(measure, where)} along {over} {said}", of, (measure,), each)
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """A range of numbers; a side without an end is open.
-
-    Args:
-        low: Least.
-        high: Largest.
-    """
-
-    low: float | int = -math.inf
-    high: float | int = math.inf
-
-    def __post_init__(self) -> None:
-        require(self.low <= self.high, f"an expectation from {self.low:g} to {self.high:g} holds nothing.")
-
-    def __str__(self) -> str:
-        if math.isinf(self.low):
-            return f"below {_end(self.high)}"
-        return f"above {_end(self.low)}" if math.isinf(self.high) else f"from {_end(self.low)} to {_end(self.high)}"
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Return the ends; None for a side that is open."""
-        return {name: None if math.isinf(end) else end for name, end in (("low", self.low), ("high", self.high))}
-
-
-def _end(number: float | int) -> str:
-    return f"{number:g}" if abs(number) >= 1000 else f"{number:.4g}"
-
-
-def above(least: float | int) -> Expectation:
-    """The expectation of a number above `least`."""
-    return Expectation(low=least)
-
-
-def below(most: float | int) -> Expectation:
-    """The expectation of a number below `most`."""
-    return Expectation(high=most)
-
-
-def within(distance: float | int, of: float | int) -> Expectation:
-    """The expectation of a number that equals `of`, give or take `distance`."""
-    return Expectation(of - distance, of + distance)
+    text: str
+    quantity: Quantity
+    expected: Expectation
 
 
 @dataclass(frozen=True)
@@ -211,16 +56,64 @@ class Claim:
     """A sentence of a paper that may turn out wrong.
 
     Args:
+        name: Identifies it in its study, whatever its sentence becomes: in lower case, with hyphens.
         text: The sentence.
         quantity: What is measured for it.
-        expected: What the paper lets one expect, written down before the first full run.
-        exact: The quantity is no sample: it is the same in every seed, as counts and algebra are, and has no interval.
+        expected: What the paper lets one expect, written down before the first full run; of seeds that are counted,
+            their share.
+        given: What has to be true first.
+        exact: Why the quantity is no sample, if it is the same in every seed, as counts and algebra are; it then needs
+            no interval.
     """
 
+    name: str
     text: str
     quantity: Quantity
     expected: Expectation
-    exact: bool = False
+    given: tuple[Condition, ...] = ()
+    exact: str = ""
+
+    @property
+    def expects(self) -> str:
+        """What is expected, in words: of seeds that are counted, what each of them has to give, and of how many."""
+        counts = self.quantity.counts
+        if counts is None:
+            return str(self.expected)
+        return f"{counts} in " + ("most seeds" if self.expected == MAJORITY else f"a share of seeds {self.expected}")
+
+
+@dataclass(frozen=True)
+class Met:
+    """A condition of a claim, looked up in the runs.
+
+    Args:
+        condition: The condition.
+        values: Its quantity by seed.
+        missing: Why seeds have no number, one for each of them.
+        undefined: Why it is not defined; empty otherwise.
+    """
+
+    condition: Condition
+    values: Mapping[int, float]
+    missing: Sequence[str] = ()
+    undefined: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many seeds meet it."""
+        return sum(value in self.condition.expected for value in self.values.values())
+
+    @property
+    def holds(self) -> bool:
+        n = len(self.values)
+        return n > 0 and (self.count == n or count_interval(self.count, n)[0] > 0.5)
+
+    @property
+    def why(self) -> str:
+        """What was asked and what was found, in words."""
+        asked = f"{self.condition.quantity.name} was to be {self.condition.expected}"
+        found = self.undefined or f"is so in {self.count} of {len(self.values)} seeds ({_listed(self.values)})"
+        return f'"{self.condition.text}" is not met: {asked}, and {found}'
 
 
 @dataclass(frozen=True)
@@ -231,10 +124,11 @@ class Decision:
         claim: The claim.
         verdict: One of `VERDICTS`.
         values: The quantity by seed.
-        mean: Over seeds; NaN without any.
+        mean: Over seeds, or the share of those that count; NaN without any.
         low: Lower end of the interval; NaN where there is none.
         high: Upper end.
         why: What keeps it from being decided, or why it is not defined; empty otherwise.
+        given: Its conditions, looked up.
     """
 
     claim: Claim
@@ -244,6 +138,30 @@ class Decision:
     low: float
     high: float
     why: str = ""
+    given: Sequence[Met] = ()
+
+    @property
+    def count(self) -> int | None:
+        """How many seeds count; None where they are averaged."""
+        counts = self.claim.quantity.counts
+        return None if counts is None else sum(value in counts for value in self.values.values())
+
+    @property
+    def near(self) -> bool:
+        """Whether an end of the interval is within a quarter of half its width of an end of what is expected.
+
+        One seed more might well turn such a verdict.
+        """
+        most = NEAR * (self.high - self.low) / 2
+        ends = (self.claim.expected.low, self.claim.expected.high)
+        return self.by_interval and any(abs(end - found) < most for end in ends for found in (self.low, self.high))
+
+    @property
+    def by_interval(self) -> bool:
+        """Whether an interval over seeds decides it, so that chance may."""
+        few = self.count is not None and len(self.values) < LEAST_COUNTED
+        tested = self.verdict in ("holds", "fails", "undecided") and not few
+        return tested and not self.claim.exact and self.low < self.high
 
 
 def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Decision:
@@ -254,102 +172,80 @@ def decide(claim: Claim, runs: Sequence[Measured], seeds: Sequence[int]) -> Deci
         runs: Of all cases and seeds.
         seeds: Those that were asked for. A seed without a number leaves the claim undecided, whatever the others say.
     """
+    by_seed = {seed: [run for run in runs if run.seed == seed] for seed in seeds}
+    given = [Met(condition, *_taken(condition.quantity, by_seed)) for condition in claim.given]
+    values, missing, undefined = _taken(claim.quantity, by_seed)
+    mean, low, high = _interval(claim, list(values.values()))
+    verdict, why = _verdict(claim, values, low, high)
+    unmet = [met for met in given if not met.holds]
+    for met in given:
+        if met.missing:
+            verdict, why = "undecided", f'of "{met.condition.text}" {_said_missing(met.missing, seeds)}'
+            break
+    else:
+        if unmet:
+            verdict, why = "not testable here", unmet[0].why
+        elif undefined:
+            verdict, why = "not defined", undefined
+        elif missing:
+            verdict, why = "undecided", _said_missing(missing, seeds)
+    return Decision(
+        claim=claim, verdict=verdict, values=values, mean=mean, low=low, high=high, why=why, given=given
+    )  # fmt: skip
+
+
+def held_by_chance(decisions: int) -> float:
+    """The most claims that would be expected to hold of so many that intervals decide, if none of them were true.
+
+    The interval of a claim that is not true has to lie wholly on one side of what is true, as one of forty does.
+    """
+    return decisions * (1 - LEVEL) / 2
+
+
+def _taken(
+    quantity: Quantity, by_seed: Mapping[int, Sequence[Measured]]
+) -> tuple[dict[int, float], list[str], str]:  # fmt: skip
+    """Return a quantity by seed, why seeds have none, and why it is not defined."""
     values: dict[int, float] = {}
     missing: list[str] = []
-    for seed in seeds:
-        own = [run for run in runs if run.seed == seed]
+    for seed, own in by_seed.items():
         try:
-            values[seed] = _finite(claim.quantity, own)
+            values[seed] = quantity.taken(own)
         except NotDefined as error:
-            return Decision(
-                claim=claim,
-                verdict="not defined",
-                values={},
-                mean=math.nan,
-                low=math.nan,
-                high=math.nan,
-                why=str(error),
-            )
+            return {}, [], str(error)
         except Missing as error:
             missing.append(str(error))
-    mean, low, high = interval(list(values.values()), exact=claim.exact)
-    verdict: Verdict = "undecided"
-    why = ""
-    if missing:
-        why = f"{len(missing)} of {len(seeds)} seeds have no number. The first: {missing[0]}"
-    elif math.isnan(low):
-        why = "one seed has no interval"
-    elif claim.expected.low <= low and high <= claim.expected.high:
-        verdict = "holds"
-    elif high < claim.expected.low or low > claim.expected.high:
-        verdict = "fails"
-    else:
-        why = f"the interval from {low:.3g} to {high:.3g} reaches across an end of what is expected"
-    return Decision(claim=claim, verdict=verdict, values=values, mean=mean, low=low, high=high, why=why)
+    return values, missing, ""
 
 
-def _finite(quantity: Quantity, runs: Runs) -> float:
-    """Return a quantity of the runs of one seed; raises `Missing` where it is too large for a number."""
-    try:
-        found = quantity.of(runs)
-    except OverflowError as error:
-        raise Missing(f"{quantity.name} is too large for a number") from error
-    if not math.isfinite(found):
-        raise Missing(f"{quantity.name} is {found}")
-    return found
+def _interval(claim: Claim, values: Sequence[float]) -> tuple[float, float, float]:
+    counts = claim.quantity.counts
+    if counts is not None and values:
+        found = sum(value in counts for value in values)
+        return found / len(values), *count_interval(found, len(values))
+    mean, low, high = interval(values)
+    return (mean, min(values), max(values)) if claim.exact and values else (mean, low, high)
 
 
-def interval(values: Sequence[float], *, exact: bool = False) -> tuple[float, float, float]:
-    """The mean of some numbers and the ends of its 95 % interval by Student's t; NaN where there is none.
-
-    Args:
-        values: One per seed.
-        exact: They are no sample: the interval is from the least to the largest.
-    """
-    if not values:
-        return math.nan, math.nan, math.nan
-    mean = statistics.fmean(values)
-    if exact:
-        return mean, min(values), max(values)
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    half = _t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+def _verdict(claim: Claim, values: Mapping[int, float], low: float, high: float) -> tuple[Verdict, str]:
+    """Return what an interval says, and why if it says nothing."""
+    if claim.quantity.counts is not None and len(values) < LEAST_COUNTED:
+        return "undecided", f"a count takes {LEAST_COUNTED} seeds at least, and there are {len(values)}"
+    if math.isnan(low):
+        return "undecided", "one seed has no interval"
+    if claim.quantity.counts is None and not claim.exact and len(set(values.values())) == 1:
+        return "undecided", f"{len(values)} seeds gave one number, so that there is no interval"
+    if claim.expected.low <= low and high <= claim.expected.high:
+        return "holds", ""
+    if high < claim.expected.low or low > claim.expected.high:
+        return "fails", ""
+    return "undecided", f"the interval from {low:.3g} to {high:.3g} reaches across an end of what is expected"
 
 
-def next_draw(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of where one more draw lies in 95 % of cases, by Student's t; two numbers at least are needed."""
-    mean, n = statistics.fmean(values), len(values)
-    half = _t(n - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
-    return mean - half, mean + half
+def _said_missing(missing: Sequence[str], seeds: Sequence[int]) -> str:
+    return f"{len(missing)} of {len(seeds)} seeds have no number. The first: {missing[0]}"
 
 
-def _t(freedom: int) -> float:
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    # Fisher's expansion around the normal quantile, good to four digits from here on
-    z = statistics.NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
-def _matching(runs: Runs, where: Mapping[str, Any]) -> list[Measured]:
-    found = [run for run in runs if all(run.case.get(name) == wanted for name, wanted in where.items())]
-    if not found:
-        raise Missing(f"there is no run of {_spoken(where)}")
-    return found
-
-
-def _along(runs: Runs, measure: str, over: str, where: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
-    for run in _matching(runs, where):
-        at = run.case.get(over)
-        if not isinstance(at, int | float):
-            raise AnalysisUnavailable(f"{over}={at!r} is no number: there is no slope over it.")
-        yield float(at), run.measure(measure)
-
-
-def _called(measure: str, where: Mapping[str, Any]) -> str:
-    return measure + (f" ({_spoken(where)})" if where else "")
-
-
-def _spoken(where: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={said}" for name, said in where.items()) or "the one case"
+def _listed(values: Mapping[int, float]) -> str:
+    said = [f"{value:.3g}" for value in values.values()]
+    return ", ".join(said if len(said) <= 8 else [*said[:8], "…"])

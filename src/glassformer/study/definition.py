@@ -10,6 +10,7 @@ STUDY = Study("induction", paper="Olsson et al. 2022", question="…", run=run,
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,14 @@ import torch
 
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.study.claims import Claim
+from glassformer.study.claims import Claim, Condition
 from glassformer.training import TrainConfig
 
 Setting = int | float | str | bool | None
 # a function is called by the engine: where it is not defined for a case, that is what the report says
 Measures = Mapping[str, float | Callable[[], float]]
 SCALES = ("smoke", "small", "full")
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # of a claim
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,15 @@ class Measure:
         unit: Of the number; empty if it has none.
         analysis: The analysis it is taken from: the report says its question and source.
         timed: It is a time or follows from times, so that another hour gives another number; replays leave it out.
+        learned: A run learns what this measures or does not, and is on one of two heaps: seeds are counted, for a mean
+            of both is that of no run, and three seeds of what is learned in four of five agree in half of all cases.
     """
 
     about: str
     unit: str = ""
     analysis: Callable[..., Any] | None = None
     timed: bool = False
+    learned: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,9 @@ class Study:
         differs: What is done otherwise than in the paper.
         mechanisms: Kinds of attention that the claims are about: tables of mechanisms show what was found.
         skip: Points of the grid that are left out.
+        references: What conditions of claims may be about, the reference, a yardstick or the data, never what is
+            claimed about: the values that they may name of each axis. A condition names one of each of these axes, and
+            no other axis.
     """
 
     name: str
@@ -138,26 +146,62 @@ class Study:
     differs: tuple[str, ...] = ()
     mechanisms: tuple[str, ...] = ()
     skip: Callable[[Mapping[str, Setting]], bool] = lambda point: False
+    references: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(bool(self.claims), f'study "{self.name}" claims nothing.')
         for name in self.scales:
             require(name in SCALES, f'study "{self.name}": no scale "{name}". Scales: {", ".join(SCALES)}.')
         require("small" in self.scales, f'study "{self.name}" has no small scale.')
+        for axis, values in self.references.items():
+            for value in values:
+                self._require(value in self.grid.get(axis, ()), f"no case has {axis}={value}, which is a reference.")
         for claim in self.claims:
-            for where in claim.quantity.where:
-                for axis in where:
-                    require(
-                        axis in self.grid,
-                        f'study "{self.name}": "{claim.text}" is about {axis}, which is no axis of the grid.'
-                        f"{nearest(axis, self.grid)}",
-                    )
-            for measure in claim.quantity.measures:
-                require(
-                    not self.measures or measure in self.measures,
-                    f'study "{self.name}": "{claim.text}" takes {measure}, which is not among its measures.'
-                    f"{nearest(measure, self.measures)}",
-                )
+            self._check(claim)
+
+    def _check(self, claim: Claim) -> None:
+        """Refuse a claim that cannot be told from another, takes what there is not, or whose conditions beg it."""
+        name, alike = claim.name, [other for other in self.claims if other.name == claim.name]
+        self._require(NAME.fullmatch(name) is not None, f'the name "{name}" is not in lower case with hyphens.')
+        self._require(len(alike) == 1, f'two claims have the name "{name}".')
+        for part in (claim, *claim.given):
+            self._check_quantity(part)
+        for measure in claim.quantity.measures:
+            told = self.measures.get(measure)
+            self._require(
+                told is None or not told.learned or claim.quantity.counts is not None,
+                f'"{name}" takes the mean of {measure}, which a run has learned or has not. Count the seeds: '
+                "counted(quantity, range).",
+            )
+        for condition in claim.given:
+            asked = condition.quantity
+            self._require(asked.name != claim.quantity.name, f'"{name}" is given itself.')
+            self._require(asked.counts is None, f'"{condition.text}" counts seeds, as conditions do anyhow.')
+            self._require(
+                all(map(self._is_reference, asked.where)),
+                f'"{name}" is given "{condition.text}", which is of {", ".join(map(str, asked.where))}. A condition is '
+                f"of a reference, and these are: {dict(self.references) or 'none'}.",
+            )
+
+    def _is_reference(self, where: Mapping[str, Setting]) -> bool:
+        """Return whether conditions may be about cases: those of references, or the one case there is."""
+        named = where.keys() == self.references.keys() and all(where[axis] in self.references[axis] for axis in where)
+        return named and (bool(where) or not self.grid)
+
+    def _check_quantity(self, part: Claim | Condition) -> None:
+        """Refuse a quantity of an axis or a measure that there is not."""
+        text = part.text
+        for axis in (axis for where in part.quantity.where for axis in where):
+            near = nearest(axis, self.grid)
+            self._require(axis in self.grid, f'"{text}" is about {axis}, which is no axis of the grid.{near}')
+        for measure in part.quantity.measures:
+            self._require(
+                not self.measures or measure in self.measures,
+                f'"{text}" takes {measure}, which is not among its measures.{nearest(measure, self.measures)}',
+            )
+
+    def _require(self, is_so: bool, otherwise: str) -> None:
+        require(is_so, f'study "{self.name}": {otherwise}')
 
     def scale(self, name: str) -> Scale:
         """Return a scale; raises `AnalysisUnavailable` if the study has none of that name."""

@@ -24,8 +24,9 @@ from glassformer.study import records
 from glassformer.study.claims import Decision, decide
 from glassformer.study.code import Recorder, changed
 from glassformer.study.definition import Case, Setting, Study
+from glassformer.study.kept import kept_at, read_kept, write_kept
 from glassformer.study.records import Record, State
-from glassformer.study.sealed import is_there, read_sealed, seal
+from glassformer.study.sealed import NUMBER, is_there, read_sealed, seal
 from glassformer.study.shelf import find
 from glassformer.training import TrainConfig, train
 
@@ -88,7 +89,8 @@ def run_study(
 ) -> Found:
     """Run what is missing of a study, and decide its claims.
 
-    A run that is there is taken as it is, if the code that ran for it is still the same.
+    A run that is there is taken as it is, if the code that ran for it is still the same: from the folder, or from what
+    is kept beside the study's code.
 
     Args:
         study: The study, its name, or a Python file that holds one. Several jobs take a name or a file.
@@ -124,8 +126,7 @@ def run_study(
 
 def survey(study: Study, scale: str, folder: str | Path = RUNS) -> list[State]:
     """The state of each case: whether its run is there and current; raises `CheckpointError` as `verify` does."""
-    found = [records.read(Path(folder), study.name, case) for case in study.cases(scale)]
-    return ["missing" if record is None else record.state() for record in found]
+    return ["missing" if record is None else record.state() for record in _known(study, scale, Path(folder))]
 
 
 def verify(study: Study | str, scale: str = "small", *, folder: str | Path = RUNS) -> Found:
@@ -136,12 +137,48 @@ def verify(study: Study | str, scale: str = "small", *, folder: str | Path = RUN
         CheckpointError: The record of a run was changed or damaged, or something else is in its place.
     """
     found = study if isinstance(study, Study) else find(study)
-    cases = found.cases(scale)
-    kept = [records.read(Path(folder), found.name, case) for case in cases]
-    runs = [record for record in kept if record is not None]
+    runs = [record for record in _known(found, scale, Path(folder)) if record is not None]
     seeds = range(found.scale(scale).seeds)
     measured = [record.measured() for record in runs]
     return Found(found, scale, runs, [decide(claim, measured, seeds) for claim in found.claims])
+
+
+def keep(study: Study | str, scale: str = "small", *, folder: str | Path = RUNS) -> tuple[Path, int]:
+    """Write what is finished of a study into one file beside its code, to be committed, and return file and runs in it.
+
+    Runs that are in the file already stay, if their code is still the same.
+
+    Raises:
+        AnalysisUnavailable: There is no such study, or it has no such scale, or nothing is finished, or the study is in
+            no file.
+        CheckpointError: The record of a run or the file was changed or damaged, or something else is in its place.
+        SaveError: There is no room, or no right to write.
+    """
+    found = study if isinstance(study, Study) else find(study)
+    path = kept_at(found, scale)
+    if path is None:
+        raise AnalysisUnavailable(f"{found.name} is in no file beside which its runs could be kept. Write it into one.")
+    records = [one for one in _known(found, scale, Path(folder)) if one is not None and one.state() == "current"]
+    if not records:
+        raise AnalysisUnavailable(
+            f'no run of {found.name} at scale {scale} is finished in "{folder}". '
+            f"Run: glassformer study run {found.name} --scale {scale}"
+        )
+    write_kept(found, scale, path, records)
+    return path, len(records)
+
+
+def _known(study: Study, scale: str, folder: Path) -> list[Record | None]:
+    """Return the record of each case: that of the folder, or the kept one if that is current or all there is."""
+    cases, kept = study.cases(scale), read_kept(study, scale)
+    own = [records.read(folder, study.name, case) for case in cases]
+    return [_better(one, kept.get(records.key(study.name, case.to_dict()))) for one, case in zip(own, cases)]
+
+
+def _better(own: Record | None, kept: Record | None) -> Record | None:
+    if own is None or kept is None:
+        return own or kept
+    return own if own.state() == "current" or kept.state() != "current" else kept
 
 
 def run_case(study: Study, case: Case, folder: Path, said: Callable[[int, int], None]) -> Record:
@@ -153,12 +190,13 @@ def run_case(study: Study, case: Case, folder: Path, said: Callable[[int, int], 
         folder: Where models that are trained on the way lie, those of other cases too.
         said: Told (done, in all) of what takes long.
     """
-    started = time.monotonic()
+    started = time.process_time()
+    models = _Models(folder, ran := Recorder([study.run.__module__.partition(".")[0]]), said)
     measures: dict[str, float] = {}
     undefined: dict[str, str] = {}
     error = ""
-    with _one_thread(), Recorder([study.run.__module__.partition(".")[0]]) as ran:
-        own = replace(case, trains=lambda config: _trained(config, folder, ran, said), report=said)
+    with _one_thread(), ran:
+        own = replace(case, trains=models.of, report=said)
         own.begin()
         try:
             for name, given in study.run(own).items():
@@ -178,7 +216,10 @@ def run_case(study: Study, case: Case, folder: Path, said: Callable[[int, int], 
         measures=measures,
         undefined=undefined,
         error=error,
-        seconds=round(time.monotonic() - started, 2),
+        cpu_seconds=round(time.process_time() - started, 2),
+        wall_seconds=None,
+        trained=models.trained,
+        found=models.found,
         machine=records.machine(),
         code=ran.digests(),
     )
@@ -189,25 +230,53 @@ def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None
     records.save(records.place(folder, study.name, case), run_case(study, case, folder, said))
 
 
-def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[int, int], None]) -> Path:
-    """Return the run folder of a recipe: as it is, if it was trained by the code that is here now."""
-    home = folder / TRAINED / records.key(json.loads(config.identity()))
-    home.parent.mkdir(parents=True, exist_ok=True)
-    is_there(home.with_suffix(".lock"))
-    with home.with_suffix(".lock").open("a") as lock:
-        # cases may share a model: whoever comes second waits for it
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        way_on = f'Remove "{home}", and the model is trained again.'
-        known = read_sealed(home / CODE, "digests of code", {"code": {str: str}}, way_on)
-        if known and not changed(known["code"]):
-            ran.add(known["code"])
-            return home
-        if known:
-            shutil.rmtree(home)
-        with Recorder() as training:
-            train(config, home, report=lambda at: said(at.step, at.steps))
-        seal(home / CODE, {"code": training.digests()})
-    return home
+class _Models:
+    """Trains models for a run, or finds them trained, and notes the CPU seconds of training by model.
+
+    Args:
+        folder: Where models lie.
+        ran: Told which code ran to train one that is found.
+        said: Told (steps, in all) while one is trained.
+    """
+
+    def __init__(self, folder: Path, ran: Recorder, said: Callable[[int, int], None]) -> None:
+        self.folder, self.ran, self.said = folder, ran, said
+        self.trained: dict[str, float | None] = {}
+        self.found: dict[str, float | None] = {}
+
+    def of(self, config: TrainConfig) -> Path:
+        """Return the run folder of a recipe: as it is, if it was trained by the code that is here now."""
+        name = records.key(json.loads(config.identity()))
+        home = self.folder / TRAINED / name
+        home.parent.mkdir(parents=True, exist_ok=True)
+        is_there(home.with_suffix(".lock"))
+        with home.with_suffix(".lock").open("a") as lock:
+            # cases may share a model: whoever comes second waits for it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = _told_of(home)
+            if known and not changed(known["code"]):
+                self.ran.add(known["code"])
+                if name not in self.trained:
+                    self.found[name] = known["cpu_seconds"]
+                return home
+            if known:
+                shutil.rmtree(home)
+            begun, started = home.exists(), time.process_time()
+            with Recorder() as training:
+                train(config, home, report=lambda at: self.said(at.step, at.steps))
+            # what an earlier call took that was stopped is not known
+            spent = None if begun else round(time.process_time() - started, 2)
+            (self.found if begun else self.trained)[name] = spent
+            seal(home / CODE, {"code": training.digests(), "cpu_seconds": spent})
+        return home
+
+
+def _told_of(home: Path) -> dict[str, Any] | None:
+    """Return the code that trained a model and the CPU seconds it took; None for one that is not there whole."""
+    code = {"code": {str: str}}
+    way_on = f'Remove "{home}", and the model is trained again.'
+    older = (code, lambda told: {"cpu_seconds": None} | told)
+    return read_sealed(home / CODE, "digests of code", code | {"cpu_seconds": NUMBER}, way_on, older=older)
 
 
 @contextlib.contextmanager

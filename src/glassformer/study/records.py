@@ -19,17 +19,20 @@ import torch
 
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
-from glassformer.study.claims import Measured
 from glassformer.study.code import changed
 from glassformer.study.definition import Case
+from glassformer.study.quantities import Measured
 from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.version import __version__
 
-FORMAT = 1
-SHAPE: dict[str, Any] = {
+FORMAT = 2
+TIME = {"cpu_seconds": NUMBER, "wall_seconds": NUMBER, "trained": {str: NUMBER}, "found": {str: NUMBER}}
+_RUN: dict[str, Any] = {
     "format": int, "study": str, "point": {}, "settings": {}, "seed": int, "measures": {str: NUMBER},
-    "undefined": {str: str}, "error": str, "seconds": (int, float), "machine": {str: str}, "code": {str: str},
+    "undefined": {str: str}, "error": str, "machine": {str: str}, "code": {str: str},
 }  # fmt: skip
+SHAPE = _RUN | TIME
+CLOCK = {"seconds": (int, float)}  # in place of `TIME` before CPU time was measured
 State = Literal["missing", "current", "outdated", "error"]
 
 
@@ -45,7 +48,12 @@ class Record:
         measures: Numbers by name.
         undefined: Why a measure is not defined for the case, by name; "*" stands for all of them.
         error: What ended the run, with its traceback; empty if nothing did.
-        seconds: It took, on one thread.
+        cpu_seconds: CPU time that it took the process that ran it, training within it included; None in a record from
+            before CPU time was measured.
+        wall_seconds: Time it took by the clock; only of such a record.
+        trained: CPU seconds of training, which are among its own, by model: those that were trained within it.
+        found: CPU seconds of training, which are not among its own, by model: those that it found trained, or begun and
+            went on with; None where that is not known.
         machine: Processor, and versions of Python, PyTorch and this package.
         code: Digest of each function that ran, by `module:name`.
     """
@@ -57,7 +65,10 @@ class Record:
     measures: Mapping[str, float]
     undefined: Mapping[str, str]
     error: str
-    seconds: float
+    cpu_seconds: float | None
+    wall_seconds: float | None
+    trained: Mapping[str, float | None]
+    found: Mapping[str, float | None]
     machine: Mapping[str, str]
     code: Mapping[str, str]
 
@@ -103,7 +114,7 @@ def read(folder: Path, study: str, case: Case) -> Record | None:
     """
     path = place(folder, study, case)
     way_on = f"Remove it, and glassformer study run {study} makes that run again."
-    data = read_sealed(path, "record of a run", SHAPE, way_on)
+    data = read_sealed(path, "record of a run", SHAPE, way_on, older=(_RUN | CLOCK, _renewed))
     if data is None:
         return None
     if data["format"] != FORMAT:
@@ -117,6 +128,16 @@ def save(path: Path, record: Record) -> None:
     """Write a record, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     seal(path, record.to_dict())
+
+
+def by_the_clock(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data of a run from before CPU time was measured, of the shape `CLOCK`, as it is written now."""
+    rest = {name: value for name, value in told.items() if name != "seconds"}
+    return rest | {"cpu_seconds": None, "wall_seconds": told["seconds"], "trained": {}, "found": {}}
+
+
+def _renewed(data: Mapping[str, Any]) -> dict[str, Any]:
+    return by_the_clock(data) | ({"format": FORMAT} if data["format"] == 1 else {})
 
 
 def machine() -> dict[str, str]:

@@ -11,8 +11,9 @@ one more seed would: in the 95 % interval for a single further draw, by Student'
 point. So two seeds or more have to be recorded, and where all seeds gave one number only that number agrees. Times are
 left out.
 
-    {"format": "glassformer.replays", "version": 1,
-     "replays": {study: {"outcome", "why", "point", "seed", "measures", "seconds", "machine", "code", "also"}},
+    {"format": "glassformer.replays", "version": 2,
+     "replays": {study: {"outcome", "why", "point", "seed", "measures", "cpu_seconds", "wall_seconds", "machine",
+                         "code", "also"}},
      "sha256": of all the rest}
 """
 
@@ -25,24 +26,25 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from glassformer.errors import AnalysisUnavailable, CheckpointError
-from glassformer.study.claims import next_draw
 from glassformer.study.code import digest
 from glassformer.study.definition import Study
 from glassformer.study.engine import run_case
-from glassformer.study.records import Record
+from glassformer.study.intervals import next_draw
+from glassformer.study.records import CLOCK, Record, by_the_clock
 from glassformer.study.sealed import NUMBER, read_sealed, seal
 from glassformer.study.shelf import find
 
-FORMAT, VERSION = "glassformer.replays", 1
+FORMAT, VERSION = "glassformer.replays", 2
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
 Outcome = Literal["equal", "agrees", "differs"]
 OUTCOMES: tuple[Outcome, ...] = ("equal", "agrees", "differs")
 _COMPARED = {"name": str, "recorded": NUMBER, "replayed": NUMBER, "low": NUMBER, "high": NUMBER, "outcome": str}
 _REPLAY = {
-    "outcome": str, "why": str, "point": {}, "seed": int, "measures": [_COMPARED], "seconds": (int, float),
-    "machine": {str: str}, "code": str, "also": [str],
+    "outcome": str, "why": str, "point": {}, "seed": int, "measures": [_COMPARED], "machine": {str: str}, "code": str,
+    "also": [str],
 }  # fmt: skip
-SHAPE = {"format": str, "version": int, "replays": {str: _REPLAY}}
+_REPLAYS = {"format": str, "version": int}
+SHAPE = _REPLAYS | {"replays": {str: _REPLAY | {"cpu_seconds": NUMBER, "wall_seconds": NUMBER}}}
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class Replay:
         point: Value of each axis in the case.
         seed: Of the case.
         measures: One for each measure of either run.
-        seconds: It took, on one thread.
+        cpu_seconds: CPU time that it took, training included; None if there was no run, or it is from before CPU time
+            was measured.
+        wall_seconds: Time that it took by the clock; only of one from before.
         machine: Processor, and versions.
         code: One digest of all functions that ran, here or for the report.
         also: Names of the functions that ran here and not for the report.
@@ -87,7 +91,8 @@ class Replay:
     point: Mapping[str, Any]
     seed: int
     measures: Sequence[Compared]
-    seconds: float
+    cpu_seconds: float | None
+    wall_seconds: float | None
     machine: Mapping[str, str]
     code: str
     also: Sequence[str]
@@ -121,8 +126,13 @@ def drawn(report: Mapping[str, Any]) -> Mapping[str, Any]:
     ended = [run for run in report["runs"] if not run["error"]]
     if not ended:
         raise AnalysisUnavailable(f"{report['study']}: no run of the report ended, so there is nothing to make again.")
-    cheapest = sorted(ended, key=lambda run: (run["seconds"], run["key"]))[: math.ceil(len(ended) / 3)]
+    cheapest = sorted(ended, key=lambda run: (_taken(run), run["key"]))[: math.ceil(len(ended) / 3)]
     return cheapest[int(hashlib.sha256(report["study"].encode()).hexdigest(), 16) % len(cheapest)]
+
+
+def _taken(run: Mapping[str, Any]) -> float:
+    """Return the seconds of CPU time that a run took, or those by the clock if that is all that is known."""
+    return run["wall_seconds"] if run["cpu_seconds"] is None else run["cpu_seconds"]
 
 
 def replay(
@@ -203,7 +213,8 @@ def _replayed(
         point=run["point"],
         seed=run["seed"],
         measures=measures,
-        seconds=0.0 if record is None else record.seconds,
+        cpu_seconds=None if record is None else record.cpu_seconds,
+        wall_seconds=None,
         machine={} if record is None else record.machine,
         code=_digest_of({*report["code"], *also}),
         also=also,
@@ -254,7 +265,8 @@ def read_replays(path: Path) -> dict[str, Replay]:
         CheckpointError: The file was changed or damaged, holds something else, or is no regular file.
     """
     way_on = "Remove it, and the same command makes it anew."
-    data = read_sealed(path, "replays", SHAPE, way_on)
+    clocked = _REPLAYS | {"replays": {str: _REPLAY | CLOCK}}
+    data = read_sealed(path, "replays", SHAPE, way_on, older=(clocked, _renewed))
     if data is None:
         return {}
     if (data["format"], data["version"]) != (FORMAT, VERSION):
@@ -262,6 +274,12 @@ def read_replays(path: Path) -> dict[str, Replay]:
             f'"{path}" holds no replays (expected format="{FORMAT}", version={VERSION}).\n    {way_on}'
         )
     return {name: Replay.from_dict(one) for name, one in data["replays"].items()}
+
+
+def _renewed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return replays from before CPU time was measured as they are written now."""
+    replays = {name: by_the_clock(one) for name, one in data["replays"].items()}
+    return data | {"replays": replays} | ({"version": VERSION} if data["version"] == 1 else {})
 
 
 def keep_replay(path: Path, study: str, found: Replay) -> None:

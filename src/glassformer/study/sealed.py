@@ -7,7 +7,7 @@ The digest is of the data and not of its bytes: spaces and the order of names ma
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from glassformer.files import MOST_JSON, json_text, read_json, reason, write
 DIGEST = "sha256"
 # in shapes; what JSON has no number for is written as null
 NUMBER = (int, float, type(None))
+Older = tuple[Mapping[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 def sealed_text(data: Mapping[str, Any]) -> str:
@@ -40,7 +41,9 @@ def is_there(path: Path) -> bool:
     return path.is_file()
 
 
-def read_sealed(path: Path, what: str, shape: Mapping[str, Any], way_on: str) -> dict[str, Any] | None:
+def read_sealed(
+    path: Path, what: str, shape: Mapping[str, Any], way_on: str, *, older: Older | None = None
+) -> dict[str, Any] | None:
     """Return what `seal` wrote without its digest; None if there is no file.
 
     Args:
@@ -49,6 +52,7 @@ def read_sealed(path: Path, what: str, shape: Mapping[str, Any], way_on: str) ->
         shape: Of the data. A type or several stand for themselves, a list of one for a list of such, a mapping for the
             names an object has; `str` in place of a name stands for any.
         way_on: What to do about a file that is refused, in words.
+        older: The shape that earlier versions wrote, and from data of it to the same data as it is written now.
 
     Raises:
         CheckpointError: It is no regular file, no JSON, is not what its digest is of, or of another shape.
@@ -61,6 +65,8 @@ def read_sealed(path: Path, what: str, shape: Mapping[str, Any], way_on: str) ->
             raise ValueError(f'it has no "{DIGEST}", and was written before files had one, or is damaged')
         if data.pop(DIGEST) != _digest(data, finite=True):
             raise ValueError("it is not what its digest is of: it was changed or damaged")
+        if older is not None and _is_of(data, older[0]):
+            data = older[1](data)
         _require(data, shape, "")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f'"{path}" holds no {what}: {reason(error)}.\n    {way_on}') from error
@@ -76,6 +82,15 @@ def _as_read(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {str(name): _as_read(value) for name, value in data.items()}
     return [_as_read(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def _is_of(data: Any, shape: Any) -> bool:
+    """Return whether data is of a shape."""
+    try:
+        _require(data, shape, "")
+    except ValueError:
+        return False
+    return True
 
 
 def _require(data: Any, shape: Any, where: str) -> None:

@@ -18,24 +18,32 @@ from types import ModuleType
 from typing import Any
 
 from glassformer.errors import AnalysisUnavailable, CheckpointError, nearest
+from glassformer.study.claims import held_by_chance
 from glassformer.study.definition import Study
+from glassformer.study.records import CLOCK, TIME, by_the_clock
 from glassformer.study.sealed import NUMBER, read_sealed
 
 GROUP = "glassformer.studies"
-FORMAT, VERSION, REPORT = "glassformer.study", 1, "report.json"
+FORMAT, VERSION, REPORT = "glassformer.study", 2, "report.json"
 _CLAIM = {
     "text": str, "quantity": str, "expected": str, "range": {"low": NUMBER, "high": NUMBER}, "verdict": str,
-    "mean": NUMBER, "low": NUMBER, "high": NUMBER, "values": {str: NUMBER}, "why": str, "earlier": [{"expected": str}],
+    "mean": NUMBER, "low": NUMBER, "high": NUMBER, "values": {str: NUMBER}, "why": str,
+    "earlier": [{"expected": str, "verdict": str}],
+}  # fmt: skip
+_GIVEN = {"text": str, "quantity": str, "expected": str, "range": {}, "values": {str: NUMBER}, "met": bool}
+_NAMED = _CLAIM | {
+    "name": str, "counts": (dict, type(None)), "exact": str, "given": [_GIVEN], "near": bool,
 }  # fmt: skip
 _RUN = {
-    "point": {}, "seed": int, "measures": {str: NUMBER}, "undefined": {str: str}, "error": str,
-    "seconds": (int, float), "key": str,
+    "point": {}, "seed": int, "measures": {str: NUMBER}, "undefined": {str: str}, "error": str, "key": str,
 }  # fmt: skip
-SHAPE = {
+_REPORT = {
     "format": str, "version": int, "study": str, "paper": str, "question": str, "scale": str, "settings": {},
-    "grid": {}, "seeds": int, "differs": [str], "claims": [_CLAIM],
-    "measures": [{"name": str, "about": str, "unit": str}], "runs": [_RUN], "seconds": (int, float),
+    "grid": {}, "seeds": int, "differs": [str], "measures": [{"name": str, "about": str, "unit": str}],
     "machines": [{str: str}], "code": {str: str},
+}  # fmt: skip
+SHAPE = _REPORT | TIME | {
+    "claims": [_NAMED], "chance": {"by_interval": int, "false_holds": NUMBER}, "runs": [_RUN | TIME],
 }  # fmt: skip
 VARIABLE = "STUDY"
 FOUND = "found"
@@ -83,7 +91,8 @@ def read_report(path: Path, study: str, scale: str, way_on: str = "") -> dict[st
         f"Remove it, and glassformer study run {study} --scale {scale} writes it anew from the runs; what earlier "
         "reports expected is known to it alone."
     )
-    data = read_sealed(path, f"report of {study} at scale {scale}", SHAPE, way_on)
+    first = _REPORT | CLOCK | {"claims": [_CLAIM], "runs": [_RUN | CLOCK]}
+    data = read_sealed(path, f"report of {study} at scale {scale}", SHAPE, way_on, older=(first, _renewed))
     if data is not None and (data["format"], data["version"]) != (FORMAT, VERSION):
         raise CheckpointError(
             f'"{path}" is in format {data["format"]!r}, version {data["version"]}; this version reads {FORMAT!r}, '
@@ -92,6 +101,21 @@ def read_report(path: Path, study: str, scale: str, way_on: str = "") -> dict[st
     if data is not None and (data["study"], data["scale"]) != (study, scale):
         raise CheckpointError(f'"{path}" is of {data["study"]} at scale {data["scale"]}.\n    {way_on}')
     return data
+
+
+def _renewed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of the first version as it is written now: by the clock, of claims named by their sentences."""
+    if data["version"] != 1:
+        return data
+    bare = {"name": "", "counts": None, "exact": "", "given": [], "near": False}
+    claims = [claim | bare for claim in data["claims"]]
+    decided = sum(claim["low"] is not None and claim["low"] < claim["high"] for claim in claims)
+    return by_the_clock(data) | {
+        "version": VERSION,
+        "claims": claims,
+        "chance": {"by_interval": decided, "false_holds": round(held_by_chance(decided), 4)},
+        "runs": [by_the_clock(run) for run in data["runs"]],
+    }
 
 
 def shipped(name: str) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@
     table()                                           all rows: what `glassformer models --applies` shows
 
 `python -m glassformer.testing.applies` writes the table that comes with the package. What ends neither in an answer nor
-in a refusal is `Undecided`: a mistake in the analysis.
+in a refusal is `Undecided`, and so is an answer that its judge does not come to: a mistake in the analysis.
 """
 
 import dataclasses
@@ -52,10 +52,12 @@ from glassformer.models import (
 )
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
+from glassformer.testing.judges import JUDGES, Asked
 from glassformer.testing.models import ALTERNATING, ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
 from glassformer.testing.plain import plain
 from glassformer.testing.sub_layer_laws import WIRINGS
 from glassformer.trace import Foreign
+from glassformer.words import sentence
 
 Made = Callable[[], Subject]
 _ATTENTION = Attention(2, positions=Rope())
@@ -63,17 +65,19 @@ _BLOCK: dict[str, Any] = {"n_heads": 2, "positions": Rope(), "mlp": Mlp(12)}
 
 
 class Undecided(AssertionError):
-    """An analysis neither answers nor says in a typed error that it does not."""
+    """An analysis neither answers nor says in a typed error that it does not; or what it answers is not so."""
 
 
 def outcome(card: Card, subject: Subject) -> Outcome:
-    """Ask one analysis of a model.
+    """Ask one analysis of a model, and its judge if it has one.
 
     Raises:
-        Undecided: It ends in an error of another kind, or every number of its answer is NaN.
+        Undecided: It ends in an error of another kind, or every number of its answer is NaN, or its judge comes to
+            other numbers.
     """
     try:
-        found = right_call(card.function, subject)()
+        call = right_call(card.function, subject)
+        found = call()
         found = list(found) if inspect.isgenerator(found) else found
     except AnalysisUnavailable as error:
         return Outcome("refused", reason=first_sentence(str(error)))
@@ -84,9 +88,15 @@ def outcome(card: Card, subject: Subject) -> Outcome:
         raise Undecided(f"{card.name} of {subject.name} ends in {type(error).__name__}: {error}") from error
     if says_nothing(found):
         raise Undecided(f"{card.name} of {subject.name} answers with nothing but NaN")
+    judge = JUDGES.get(card.name)
+    if judge is not None:
+        try:
+            judge.compare(Asked(subject, call, found))
+        except AssertionError as error:
+            raise Undecided(f"{card.name} of {subject.name} and its judge differ; {error}") from error
     held = card.held(subject.model)
     left_out = dict.fromkeys(first_sentence(str(why)) for why in _left_out(found).values())
-    return Outcome("per run" if held else "exact", held, left_out=tuple(left_out))
+    return Outcome("per run" if held else "exact", held, left_out=tuple(left_out), compared=judge is not None)
 
 
 def outcomes(subject: Subject) -> dict[str, Outcome]:
@@ -205,11 +215,13 @@ def models() -> dict[str, Made]:
 
 
 ABOUT: Mapping[str, str] = {
-    "mechanism": "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions; an encoder of such "
-    "blocks where the mechanism needs a text whole",
-    "attention layer": "such a decoder with softmax, its attention layers made in this way",
-    "wiring": "such a decoder with softmax, its blocks wired in this way",
-    "sub-layer": "such a decoder with softmax, this sub-layer behind attention",
+    "mechanism": sentence(
+        "a decoder of two blocks, the mechanism and an MLP in each, with rotary positions; an encoder of such "
+        "blocks where the mechanism needs a text whole"
+    ),
+    "attention layer": sentence("such a decoder with softmax, its attention layers made in this way"),
+    "wiring": sentence("such a decoder with softmax, its blocks wired in this way"),
+    "sub-layer": sentence("such a decoder with softmax, this sub-layer behind attention"),
 }
 
 
@@ -218,7 +230,7 @@ def about(group: str, subject: Subject) -> str:
     if group in ABOUT:
         return ABOUT[group]
     if isinstance(subject.model, Foreign):
-        return "a decoder in plain PyTorch, seen through a spec that names what its modules read and write"
+        return sentence("a decoder in plain PyTorch, seen through a spec that names what its modules read and write")
     config = subject.model.config
     blocks = [block for stack in config.blocks.values() for block in stack]
     wirings, norms = dict.fromkeys(b.to_dict()["wiring"] for b in blocks), dict.fromkeys(b.norm.kind for b in blocks)
@@ -269,7 +281,7 @@ def table(report: Callable[[str], None] = lambda _: None) -> Table:
                 found[own] = dataclasses.replace(found[own], also=(*found[own].also, name))
             else:
                 found.append(row)
-    return Table(tuple(Analysis(card.name, card.room, card.question) for card in cards()), tuple(found))
+    return Table(tuple(Analysis(card.name, card.room, card.question, card.judge) for card in cards()), tuple(found))
 
 
 if __name__ == "__main__":

@@ -207,8 +207,8 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "answered": lambda fits: {
         "model": fits.reading_words, "pairs": Pairs((Pair("a b", "a c", 1, 2), Pair("f b", "f c", 3, 2)))
     },
-    "ablate": lambda fits: {"inputs": (fits.batch,)},
-    "ablate_each": lambda fits: {"inputs": (fits.batch,)},
+    "ablate": lambda fits: {"inputs": (fits.longer,)},
+    "ablate_each": lambda fits: {"inputs": (fits.longer,)},
     "before_after": lambda fits: {"before": fits.another, "after": fits.model, "inputs": (fits.batch,)},
     "causal_trace": lambda fits: {"inputs": fits.ids[:1], "samples": 2},
     "long_context": lambda fits: {"sink": 1, "recent": 2},

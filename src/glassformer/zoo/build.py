@@ -7,9 +7,8 @@ import ast
 import dataclasses
 import lzma
 import platform
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -23,32 +22,23 @@ from glassformer.analysis.learning.measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import run_steps
-from glassformer.data import BigramModel, Data, NGramModel, TextConfig, TextData, Tokenizer, ZhEnConfig
+from glassformer.data import Batch, BigramModel, Data, NGramModel, TextConfig, TextData, Tokenizer, ZhEnConfig
+from glassformer.data.grammar import SentencePair
+from glassformer.data.grammar.translation import ZhEnData
 from glassformer.data.text.sources import PROSE
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
+from glassformer.zoo.assignments import assignments, continued
 from glassformer.zoo.card import ModelCard, card, write_card
-from glassformer.zoo.sentences import known_words, sentences
-from glassformer.zoo.shares import MeasuredFigures, share_interval
+from glassformer.zoo.held_out import HeldOut
+from glassformer.zoo.sentences import MeasuredFigures, known_words, sentences
+from glassformer.zoo.shares import said_of_interval
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
-N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
+N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_ICL_ROWS, N_ROLE_ROWS = 250, 240, 2000, 5, 1024, 128
 SPAN, SPAN_REPEATS, N_SPANS = 60, 3, 64
 BEGINNING_STEPS = 5000
-# names that Python has, paired as it hardly pairs them, and words it hardly has; what training text holds is left out
-PAIRS = (
-    ("handler", "version"), ("offset", "parent"), ("frame", "user"), ("key", "thread"), ("port", "pattern"),
-    ("level", "node"), ("message", "root"), ("buffer", "option"), ("child", "url"), ("size", "package"),
-    ("token", "state"), ("left", "mode"), ("group", "text"), ("index", "process"), ("format", "link"),
-    ("header", "count"), ("context", "item"), ("socket", "command"), ("date", "method"), ("string", "flags"),
-)  # fmt: skip
-WORDS = (
-    ("wick", "lantern"), ("berth", "crane"), ("acre", "fence"), ("spout", "kettle"), ("bow", "violin"),
-    ("stamp", "parcel"), ("gravel", "quarry"), ("oar", "rudder"), ("pollen", "nectar"), ("hinge", "shutter"),
-    ("saddle", "bridle"), ("mortar", "gable"), ("yeast", "flour"), ("anvil", "bellows"), ("spool", "needle"),
-    ("petal", "stamen"), ("awning", "canopy"), ("piston", "crankshaft"), ("walnut", "almond"), ("glacier", "moraine"),
-)  # fmt: skip
 CLASSICS = (
     "Data visualization empowers users to",
     "a fluffy blue creature roamed the verdant forest",
@@ -57,8 +47,6 @@ CLASSICS = (
     "One mole of carbon dioxide",
     "Take a biopsy of the mole",
 )
-LINES = "self.{0} = {0}\nself.{1} ="
-IN_A_CLASS = "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} ="
 
 
 def build(name: str, finished: Path, out: Path) -> ModelCard:
@@ -71,7 +59,7 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
     model = checkpoints.load(folder)
     last = read_metrics(finished)[-1]
     facts = run_steps.read_facts(run_steps.at(finished, last["step"]))
-    figures, notes, samples, data = measured(model, config)
+    found = measured(model, config)
     card = ModelCard(
         name=name,
         about=ABOUT[name],
@@ -84,12 +72,8 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
         seconds=last["seconds"],
         threads=facts["threads"],
         dtype="float16",
-        data=data,
         synthetic=config.data.synthetic(),
-        figures=figures,
-        notes=notes,
-        findings=findings(model, config),
-        samples=samples,
+        **found._asdict(),
         versions={"torch": str(torch.__version__).split("+")[0], "python": platform.python_version()},
     )
     write_card(card, folder)
@@ -99,35 +83,35 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
 def refresh(name: str, out: Path) -> ModelCard:
     """Measure a shipped model again, on the weights it ships with, and write its card; return the card."""
     model, config = checkpoints.load(out / name), recipe(name)
-    figures, notes, samples, data = measured(model, config)
-    found = dataclasses.replace(
-        card(name), data=data, synthetic=config.data.synthetic(), figures=figures, notes=notes,
-        findings=findings(model, config), samples=samples,
-    )  # fmt: skip
+    told = measured(model, config)._asdict()
+    found = dataclasses.replace(card(name), synthetic=config.data.synthetic(), **told)
     write_card(found, out / name)
     return found
 
 
-def measured(
-    model: ModelLike, config: TrainConfig
-) -> tuple[dict[str, float], tuple[str, ...], tuple[str, ...], dict[str, Any]]:
-    """Return figures, what they mean, samples, and what the training data say of themselves."""
+class Measured(NamedTuple):
+    """What a card says of a model as it stands: its fields of these names."""
+
+    data: dict[str, Any]
+    figures: dict[str, float]
+    notes: tuple[str, ...]
+    findings: tuple[str, ...]
+    samples: tuple[str, ...]
+
+
+def measured(model: ModelLike, config: TrainConfig) -> Measured:
+    """Return what is measured of a model that a recipe trained."""
     trained = config.data.build(model.tokenizer)
     measure = _translation if _translates(config) else _language
-    figures, notes, samples = measure(model, config, trained)
-    data = trained.describe()
+    figures, notes, samples, rows = measure(model, config, trained)
     rounded: dict[str, float] = {
         name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()
     }
-    return rounded, tuple(notes), tuple(samples), data
+    return Measured(trained.describe(), rounded, tuple(notes), findings(model, rows), tuple(samples))
 
 
-def findings(model: ModelLike, config: TrainConfig) -> tuple[str, ...]:
-    """Return what `circuits` says of a model, run on held-out rows of its recipe's text."""
-    data = (config.evaluate or config.data).build(model.tokenizer)
-    first = data.batch(0, "heldout")
-    n = min(FINDING_ROWS // len(first.tokens), FINDING_TOKENS // first.tokens.numel())
-    batches = [data.batch(i, "heldout") for i in range(n)]
+def findings(model: ModelLike, batches: list[Batch]) -> tuple[str, ...]:
+    """Return what `circuits` says of a model, run on held-out rows."""
     found = circuits(model, *batches)
     rows = sum(len(batch.tokens) for batch in batches)
     return (
@@ -149,19 +133,28 @@ def _translates(config: TrainConfig) -> bool:
     return isinstance(config.data, ZhEnConfig)
 
 
-def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dict[str, Any], list[str], list[str]]:
+# figures, notes, samples, and held-out rows
+_Told = tuple[dict[str, Any], list[str], list[str], list[Batch]]
+
+
+def _language(model: ModelLike, config: TrainConfig, trained: Data) -> _Told:
     text_config = config.evaluate or config.data
     assert isinstance(text_config, TextConfig), "a language model is evaluated on text"
     text = text_config.build(model.tokenizer)
     assert isinstance(text, TextData), "held-out text is kept in memory"
-    heldout = list(text.documents("heldout"))
     train = list(trained.documents("train"))
-    n_bytes = text.n_bytes["heldout"]
-    losses = document_losses(model, heldout, text_config.length)
+    held_out = HeldOut.beside(text.documents("heldout"), train)
+    heldout, new = held_out.documents, held_out.counted
+    new_text = held_out.text(text.tokenizer)
+    n_bytes = len(new_text)
+    of_all = document_losses(model, heldout, text_config.length)
+    losses = of_all[new]
     bigram, ngram = BigramModel(train, text.vocab_size), NGramModel(train, text.vocab_size, NGRAM)
-    counted = {n: torch.cat([m.loss(ids) for ids in heldout]) for n, m in (("bigram", bigram), ("ngram", ngram))}
-    packed = lzma.compress(b"".join(d.text.encode() for d in text.split["heldout"]), preset=9)
-    by_position = loss_by_position(model, *(text.batch(i, "heldout") for i in range(N_BATCHES)))
+    counted = {n: torch.cat([m.loss(ids) for ids in heldout])[new] for n, m in (("bigram", bigram), ("ngram", ngram))}
+    packed = lzma.compress(new_text, preset=9)
+    rows = held_out.rows(text_config.length, N_ICL_ROWS, text_config.batch_size)
+    n_rows = sum(len(batch.tokens) for batch in rows)
+    by_position = loss_by_position(model, *rows)
     early, late = icl_places(by_position.size("pos"))
     figures: dict[str, Any] = {
         "heldout_loss": float(losses.mean()),
@@ -173,18 +166,28 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         "xz_bits_per_byte": 8 * len(packed) / n_bytes,
         "icl_score": icl_score(by_position),
     }
+    if len(losses) < len(of_all):
+        figures |= {
+            "heldout_loss_with_overlap": float(of_all.mean()),
+            "bits_per_byte_with_overlap": bits_per_byte(of_all, text.n_bytes["heldout"]),
+        }
     roles = _roles(model, heldout, text_config.length)
     figures |= roles.figures
     notes = [
-        f"losses in nats per token over all {len(losses):,} tokens of the {len(heldout)} held-out files "
+        held_out.said(),
+        f"losses in nats per token over the other {len(losses):,} tokens of the {len(heldout)} held-out files "
         f"({n_bytes:,} bytes), read in windows of {text_config.length} that overlap by half",
         f"bigram (Witten-Bell) and {NGRAM}-gram (interpolated Kneser-Ney) fitted on the text trained on, same tokens; "
-        "xz -9 on the held-out files concatenated",
-        f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats; "
-        f"{N_BATCHES * text_config.batch_size} windows of held-out text",
+        "xz -9 on what they spell, concatenated",
+        f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats, those "
+        f"in such runs aside; {n_rows} windows, each within one held-out file",
+        *([f"with_overlap: the same over all {len(of_all):,} tokens"] if len(losses) < len(of_all) else []),
         *roles.notes,
     ]
     overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
+    shown = held_out.rows(
+        text_config.length, min(FINDING_ROWS, FINDING_TOKENS // text_config.length), text_config.batch_size
+    )
     # parts may share their text
     notes += dict.fromkeys(overlaps)
     templates = dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ()))
@@ -194,34 +197,33 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         asked = sentences(model, template)
         figures, notes = figures | asked.figures, [*notes, *asked.notes]
     if any(source.startswith(PROSE) for source in text_config.sources):
-        return figures, notes, [f"{prompt} -> {_continued(model, prompt)}" for prompt in CLASSICS]
+        return figures, notes, [f"{prompt} -> {continued(model, prompt)}" for prompt in CLASSICS], shown
     samples = _samples(model)
     if any(layer.name == "mlp" for layer in model.sub_layers()):
         # attention alone writes no Python
         parsed = sum(map(_parses, samples))
         files = [sample for sample in samples if not sample.startswith("self.")]
         figures["samples_that_parse"] = parsed / len(samples)
-        low, high = share_interval(parsed, len(samples))
         read = _beginnings(trained, model.require_tokenizer())
-        figures["training_text_that_parses"] = sum(map(_parses, read)) / len(read)
+        as_read = sum(map(_parses, read))
+        figures["training_text_that_parses"] = as_read / len(read)
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
-            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}. training_text_that_parses: the same of "
-            f"{len(read)} stretches of training text behind `<bos>`"
+            f"must be left; {said_of_interval(parsed, len(samples))}. training_text_that_parses: the same of "
+            f"{len(read)} stretches of training text behind `<bos>`; {said_of_interval(as_read, len(read))}"
         )
         if 0 < len(files) < len(samples):
             in_files = sum(map(_parses, files))
             figures["samples_that_parse_beside_lists"] = in_files / len(files)
-            low, high = share_interval(in_files, len(files))
             notes.append(
                 f"samples_that_parse_beside_lists: the same of the {len(files)} samples that do not begin with "
-                "`self.`, as lists of constructors do, which are easy to parse; 95 % interval (Wilson) "
-                f"{low:.2f} to {high:.2f}"
+                "`self.`, as lists of constructors do, which are easy to parse; "
+                + said_of_interval(in_files, len(files))
             )
         assigned = assignments(model, trained)
         figures, notes = figures | assigned.figures, [*notes, *assigned.notes]
-    return figures, notes, samples[:2]
+    return figures, notes, samples[:2], shown
 
 
 def _described(data: Data) -> list[dict[str, Any]]:
@@ -235,39 +237,6 @@ def _said_of_overlap(found: dict[str, Any]) -> str:
         f"training text shared {found['runs']:,} runs of {found['run']} tokens in {found['documents']:,} documents "
         f"with the {found['with']}; {found['tokens_cut']:,} tokens were cut, {found['left']} such runs are left"
     )
-
-
-def assignments(model: ModelLike, trained: Data) -> MeasuredFigures:
-    """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
-    text = "\n".join(map(model.require_tokenizer().decode, trained.documents("train")))
-    pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
-    words = [pair for pair in WORDS if not any(f"self.{name} = {name}" in text for name in pair)]
-    asked = {
-        "self_assignments": (LINES, pairs, "two lines, `self.a = a` and `self.b =`, that do not follow each other"),
-        "self_assignments_of_new_words": (LINES, words, "the same with words that are nowhere assigned so"),
-        "self_assignments_in_a_class": (IN_A_CLASS, words, "the same within `def __init__(self, a, b)`"),
-    }
-    figures: dict[str, float] = {}
-    notes = []
-    for name, (form, unseen, about) in asked.items():
-        said = [_completed(model, form.format(*pair)) for pair in unseen]
-        figures[name] = sum(found == second for found, (_, second) in zip(said, unseen)) / max(len(unseen), 1)
-        told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen))
-        notes.append(f"{name}: share of {len(unseen)} texts completed greedily; {about} in training text: {told}")
-    return MeasuredFigures(figures, notes)
-
-
-def _completed(model: ModelLike, prompt: str) -> str:
-    """Return the rest of the line that greedy decoding writes."""
-    return _continued(model, prompt, 8).split("\n")[0].strip()
-
-
-def _continued(model: ModelLike, prompt: str, n: int = 24) -> str:
-    """Return what greedy decoding writes behind a prompt."""
-    tokenizer = model.require_tokenizer()
-    ids = [tokenizer.require("bos"), *tokenizer.encode(prompt)]
-    made = generate(model, [ids], Sampling(temperature=0.0), max_new_tokens=n)
-    return tokenizer.decode(made.tokens[0])
 
 
 def _roles(model: ModelLike, documents: list[list[int]], length: int) -> MeasuredFigures:
@@ -352,11 +321,11 @@ def _parses(sample: str) -> bool:
         return False
 
 
-def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dict[str, Any], list[str], list[str]]:
-    assert isinstance(model, EncoderDecoder), "translations are made by these"
+def _translation(model: ModelLike, config: TrainConfig, data: Data) -> _Told:
+    assert isinstance(model, EncoderDecoder) and isinstance(data, ZhEnData), "translations are made by these, of these"
     tokenizer = model.require_tokenizer()
     bos, eos = tokenizer.require("bos"), tokenizer.require("eos")
-    pairs = list(data.pairs("heldout", N_PAIRS))  # type: ignore[attr-defined]
+    pairs = list(data.pairs("heldout", N_PAIRS))
     right, examples = 0, []
     for i in range(0, len(pairs), 200):
         chunk = pairs[i : i + 200]
@@ -375,7 +344,7 @@ def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dic
             losses.append(float(model.loss(batch)) * float(batch.weight.sum()))
             counts.append(float(batch.weight.sum()))
     english = [[*tokenizer.encode(pair.en), eos] for pair in pairs]
-    train = [[*tokenizer.encode(pair.en), eos] for pair in data.pairs("train", 20_000)]  # type: ignore[attr-defined]
+    train = [[*tokenizer.encode(pair.en), eos] for pair in data.pairs("train", 20_000)]
     bigram, ngram = BigramModel(train, data.vocab_size), NGramModel(train, data.vocab_size, NGRAM)
     figures = {
         "exact_match": right / len(pairs),
@@ -385,8 +354,20 @@ def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dic
     }
     notes = [
         f"exact_match: share of {len(pairs):,} sentences held out of training whose greedy translation is the "
-        "reference, token by token",
+        f"reference, token by token; {said_of_interval(right, len(pairs))}",
+        _said_of_sentences(pairs, [pair for step in range(config.steps + 1) for pair in data.drawn(step, "train")]),
         f"losses in nats per English token; bigram and {NGRAM}-gram see no Chinese and were fitted on 20,000 training "
         "sentences",
     ]
-    return figures, notes, examples[:12]
+    n = min(FINDING_ROWS // config.data.batch_size, FINDING_TOKENS // (config.data.batch_size * config.data.length))
+    return figures, notes, examples[:12], [data.batch(i, "heldout") for i in range(n)]
+
+
+def _said_of_sentences(heldout: list[SentencePair], drawn: list[SentencePair]) -> str:
+    """Return in words what of held-out sentences training had."""
+    chinese, english = ({getattr(pair, name) for pair in drawn} for name in ("zh", "key"))
+    shared = sum(pair.key in english or pair.zh in chinese for pair in heldout)
+    return (
+        f"overlap: {shared} of these sentences are among the {len(english):,} different ones of training, in Chinese "
+        "or in English without punctuation"
+    )

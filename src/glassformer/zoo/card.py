@@ -3,14 +3,16 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 from glassformer import checkpoints, files
 from glassformer.errors import UnknownModel, nearest
 from glassformer.files import json_text
+from glassformer.files.packaged import shipped_folder
 from glassformer.words import spoken
+
+CARD = "card.json"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ModelCard:
             spoken("versions: {versions}", versions=", ".join(f"{k} {v}" for k, v in self.versions.items())),
         ]  # fmt: skip
         parts = [
-            f"# {self.name}\n\n{self.about}",
+            f"# {self.name}\n\n{spoken(self.about)}",
             "\n".join(f"- {line}" for line in told),
             f"## {spoken('Figures')}\n\n{spoken('| figure | value |')}\n|---|---|\n" + "\n".join(rows),
             *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
@@ -101,7 +103,7 @@ class ModelCard:
 def said_of_synthetic(shares: Mapping[str, float]) -> str:
     """Return in words what of a training batch was made up."""
     said = [
-        spoken("{share:.3g} % of the rows of every training batch: {about}", share=100 * share, about=about)
+        spoken("{share:.3g} % of the rows of every training batch: {about}", share=100 * share, about=spoken(about))
         for about, share in shares.items()
     ]
     return "; ".join(said) or spoken("nothing, every row is text that somebody wrote")
@@ -109,7 +111,7 @@ def said_of_synthetic(shares: Mapping[str, float]) -> str:
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write card.json and card.md beside the weights."""
-    files.write(folder / "card.json", card.to_json())
+    files.write(folder / CARD, card.to_json())
     files.write(folder / "card.md", card.to_markdown())
 
 
@@ -123,8 +125,12 @@ def card(name: str) -> ModelCard:
     known = checkpoints.shipped()
     if name not in known:
         raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')
-    path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
-    data = json.loads(path.read_text(encoding="utf-8"))
+    return card_in(shipped_folder(name))
+
+
+def card_in(folder: Path) -> ModelCard:
+    """Card that lies in the folder of a shipped model, or in a copy of it."""
+    data = json.loads((folder / CARD).read_text(encoding="utf-8"))
     return ModelCard(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from glassformer.data.pairs import Pairs
 from glassformer.data.pairs.templates import TEMPLATES, New, heldout_words
 from glassformer.errors import DataError
 from glassformer.models import ModelLike
-from glassformer.zoo.shares import MeasuredFigures, share_interval
+from glassformer.zoo.shares import share_interval
 
 N_PAIRS, N_NAMING, N_ABLATED, N_DRAWS = 1000, 64, 200, 10
 LEAST_CARRIED = 0.1  # of the logit difference, from which on a head is named
@@ -35,6 +35,13 @@ KINDS: dict[str, frozenset[New]] = {
     "new_frames": frozenset({"frame"}),
     "new_words_and_frames": frozenset({"words", "frame"}),
 }
+
+
+class MeasuredFigures(NamedTuple):
+    """Figures and notes on them."""
+
+    figures: dict[str, float]
+    notes: list[str]
 
 
 def sentences(model: ModelLike, template: str) -> MeasuredFigures:

@@ -1,13 +1,4 @@
-"""Shares on a card: figures with what they mean, and how sure a share is that is a mean of few draws."""
-
-from typing import NamedTuple
-
-
-class MeasuredFigures(NamedTuple):
-    """Figures and notes on them."""
-
-    figures: dict[str, float]
-    notes: list[str]
+"""Shares of cases, as a card tells them: never without the interval that so few cases leave."""
 
 
 def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
@@ -19,3 +10,9 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
     middle = (share + z * z / (2 * of)) / shrink
     half = z / shrink * (share * (1 - share) / of + z * z / (4 * of * of)) ** 0.5
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def said_of_interval(hits: int, of: int) -> str:
+    """Return the interval in words."""
+    low, high = share_interval(hits, of)
+    return f"95 % interval (Wilson) {low:.3f} to {high:.3f}"

@@ -17,6 +17,7 @@ from glassformer.labelled import Labelled
 from glassformer.testing import applies
 from glassformer.testing.applies import Undecided, as_kind, built, first_sentence, made, mechanisms, outcome, outcomes
 from glassformer.testing.calls import right_call
+from glassformer.testing.judges import JUDGES, Judge, Pair
 from glassformer.testing.models import Subject, subject
 from made_up_mechanisms import MADE_UP
 from one_pass import in_one_pass
@@ -58,7 +59,7 @@ def test_the_table_says_what_asking_every_analysis_gives(group: str, name: str) 
 
 
 def test_the_table_has_every_analysis_and_every_model_and_no_other() -> None:
-    asked = [(card.name, card.room, card.question) for card in cards()]
+    asked = [(card.name, card.room, card.question, card.judge) for card in cards()]
     assert [dataclasses.astuple(one) for one in applied().analyses] == asked, ANEW
     rows = [(row.group, name) for row in applied().rows for name in (row.name, *row.also)]
     assert sorted(rows) == sorted(MADE), ANEW
@@ -108,7 +109,7 @@ def test_a_mechanism_made_elsewhere_has_a_row_in_which_nothing_answers_that_assu
     for card in cards():
         if lacking(card.traits, registered.traits):
             assert found[card.name].status == "refused", card.name
-    assert found["logit_lens"] == Outcome("exact")
+    assert found["logit_lens"] == Outcome("exact", compared=True)
 
 
 @pytest.fixture
@@ -126,13 +127,19 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Any:
     return end
 
 
-def test_what_is_neither_an_answer_nor_a_refusal_is_a_mistake_that_names_both(answering: Any) -> None:
+def test_what_is_neither_a_right_answer_nor_a_refusal_is_a_mistake_that_names_both(
+    answering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     card, model = cards()[0], Subject("mine", subject("gpt2").model, ())
     answering(RuntimeError("einsum()"))
     with pytest.raises(Undecided, match=rf"{card.name} of mine ends in RuntimeError: einsum"):
         outcome(card, model)
     answering(Labelled(torch.full((2,), torch.nan), ("head",)))
     with pytest.raises(Undecided, match=rf"{card.name} of mine answers with nothing but NaN"):
+        outcome(card, model)
+    monkeypatch.setitem(JUDGES, card.name, Judge(lambda asked: iter([Pair("shares", 1.0, 2.0)]), ()))
+    answering(Labelled(torch.ones(2), ("head",)))
+    with pytest.raises(Undecided, match=rf"{card.name} of mine and its judge differ; shares: error 0\.5"):
         outcome(card, model)
     answering(AnalysisUnavailable("mine: it is so. It is.\n    Ask another."))
     assert outcome(card, model) == Outcome("refused", reason="mine: it is so.")

@@ -9,7 +9,7 @@ import torch
 import glassformer as gf
 from glassformer import analysis
 from glassformer.analysis.cards import cards
-from glassformer.analysis.guard import beyond_spread, guard
+from glassformer.analysis.guard import _difference_notes, beyond_spread, guard
 from glassformer.analysis.sweep import kl_divergence
 from glassformer.data import Contrast, induction
 from glassformer.handmade import induction_model
@@ -70,8 +70,19 @@ def test_pairs_too_few_to_tell_a_difference_are_said_to_be_too_few() -> None:
     model = gf.load("attn-only-2l")
     few, many = (induction(range(200, 400), n, unit=8, again=4) for n in (2, N))
     (note,) = guard(model, few)
-    assert note.denies and note.seen.startswith("By 2 pairs, ") and note.advice == "Give more pairs."
+    assert note.denies and note.seen.startswith("By 2 pairs, ") and "pairs would tell" in note.advice
     assert not guard(model, many)
+
+
+def test_as_many_pairs_as_are_said_to_tell_do_and_one_less_do_not() -> None:
+    for n, mean, deviation, enough in ((4, 12.2, 4.8, 5), (3, 5.0, 1.0, 4), (2, 3.0, 2.0, 7), (8, 1.1, 1.0, 10)):
+        few = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        few = mean + deviation * (few - few.mean()) / few.std()
+        (note,) = _difference_notes({"logit difference": None}, few[None])
+        assert note.advice == f"At this mean and deviation {enough} pairs would tell: give more."
+        for size, tells in ((enough - 1, False), (enough, True)):
+            more = torch.linspace(-1, 1, size, dtype=torch.float64)
+            assert bool(beyond_spread(mean + deviation * more / more.std())) is tells
 
 
 def test_every_analysis_of_pairs_asks_the_guard() -> None:

@@ -46,6 +46,14 @@ BY_HAND = """
 我写了一个有趣的故事 | I wrote an interesting story
 他画了几只大老鼠 | He drew several big mice
 她做了很多面条 | She made a lot of noodles
+猫吃鱼 | The cat eats fish
+狗不喝水 | The dog does not drink water
+我的猫喝牛奶吗 | Does my cat drink milk
+小狗正在吃面包 | The small dog is eating bread
+这些老鼠喜欢吃米饭 | These mice like to eat rice
+大象看见了一只猫 | The elephant saw a cat
+学生看书 | The student reads books
+司机会买一辆车 | The driver will buy a car
 """
 CHECKED = [tuple(part.strip() for part in line.split("|")) for line in BY_HAND.strip().splitlines()]
 
@@ -55,7 +63,8 @@ def translations(zh):
     found = set()
     for verb in (verb for verb in TRANSITIVE if verb.zh in zh):
         things = [thing for thing in objects(verb.tags) if zh.removesuffix("吗").endswith(thing.zh)]
-        for subject in (who for who in (*PRONOUNS, *PEOPLE, sentences._WHO) if zh.startswith(who.zh)):
+        subjects = (*PRONOUNS, *PEOPLE, sentences._WHO, *(sentences._animals() if verb.animals else ()))
+        for subject in (who for who in subjects if zh.startswith(who.zh)):
             for aspect in sentences._aspects(verb):
                 for negative, question in ((False, False), (True, False), (False, True)):
                     for thing in things:

@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[Any, type[GlassformerError], str]] = {
         "token ids are integers with axes `pos` or `batch pos`; found int64 with 3 axes.",
     ),
     "no ids": ([object()], ShapeMismatch, "expected a text or token ids, or a list of several of one of these; found"),
-    "a text of unknown words": ("x y z", TextError, "3 of 3 tokens are unknown to this model: x y z"),
+    "a text of unknown words": ("x y z", TextError, "3 of 3 tokens are unknown to this model: x [1], y [2], z [3]."),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import functools
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from glassformer.errors import ShapeMismatch
 from glassformer.numerics.softmax import (
     Finished,
     Part,
@@ -48,6 +50,15 @@ def tree(parts: list[Part], draw: random.Random) -> Part:
         other = parts.pop(draw.randrange(len(parts)))
         parts.append(merge(one, other))
     return parts[0]
+
+
+@pytest.mark.parametrize("function", [safe_softmax, online_softmax, log_softmax])
+def test_of_no_pieces_there_is_nothing_and_an_iterator_gives_what_its_list_does(function: Any) -> None:
+    pieces = [drawn(i, 2, 3) for i in range(3)]
+    assert function([]) == [] and function(iter([])) == []
+    assert all(map(torch.equal, function(pieces), function(iter(pieces)))) and len(function(iter(pieces))) == 3
+    with pytest.raises(ShapeMismatch, match="no parts were given"):
+        log_sum_exp([])
 
 
 class Counted:

@@ -9,7 +9,7 @@ import pytest
 from glassformer.cli import main
 from glassformer.errors import CheckpointError
 from glassformer.files import read_json
-from glassformer.study import Claim, Scale, Study, above, records, run_study, shipped, survey, value, verify
+from glassformer.study import Claim, Scale, Study, above, keep, records, run_study, shipped, survey, value, verify
 from glassformer.study.replay import keep_replay, read_replays, replay
 from glassformer.study.report import write_report
 from glassformer.study.sealed import seal
@@ -20,23 +20,26 @@ MADE = Study(
     paper="Nobody 2000",
     question="Is it so?",
     run=lambda case: {"x": case["at"] + case.seed / 100, "none": float("nan")},
-    claims=(Claim("it is so", value("x", at=1), above(0)),),
+    claims=(Claim("so", "it is so", value("x", at=1), above(0)),),
     scales={"small": Scale(seeds=2)},
     grid={"at": (1, 2)},
 )
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path, monkeypatch):
     """Return files of each kind, and what reads each."""
+    monkeypatch.setattr("glassformer.study.kept.KEPT", tmp_path / "kept")
     found = run_study(MADE, folder=tmp_path)
     report = write_report(found, tmp_path / "made-up" / "small")
     told = read_report(report, "made-up", "small")
     assert told is not None
     keep_replay(tmp_path / "replays.json", "made-up", replay(MADE, told, tmp_path))
+    kept, _ = keep(MADE, folder=tmp_path)
     record = records.place(tmp_path, "made-up", MADE.cases("small")[0])
     return {
         record: lambda: verify(MADE, folder=tmp_path),
+        kept: lambda: verify(MADE, folder=tmp_path / "nothing was run here"),
         report: lambda: read_report(report, "made-up", "small"),
         tmp_path / "replays.json": lambda: read_replays(tmp_path / "replays.json"),
     }

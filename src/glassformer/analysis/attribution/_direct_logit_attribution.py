@@ -82,7 +82,12 @@ def attribution_sites(model: ModelLike) -> list[str]:
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
-@question("What adds to this logit?", reads=attribution_sites, holds=("norm scales", "readout"))
+@question(
+    "What adds to this logit?",
+    reads=attribution_sites,
+    holds=("norm scales", "readout"),
+    judge="derivatives of a pass in which writes reach the logits directly or not at all; the logit as their sum",
+)
 def direct_logit_attribution(
     run: Any,
     text: Any = None,

@@ -74,7 +74,12 @@ class InputGradients(Result):
     steps: int
 
 
-@question("Which input vectors is this prediction sensitive to?", of="texts", holds=("gradients",))
+@question(
+    "Which input vectors is this prediction sensitive to?",
+    of="texts",
+    holds=("gradients",),
+    judge="finite differences on the way from the baseline, and the metric at both ends",
+)
 def input_gradients(
     model: ModelLike,
     text: Any,

@@ -90,6 +90,7 @@ class MeaningShift(Result):
     "What moves a word's meaning between two contexts?",
     of="texts",
     holds=("patterns", "norm scales", "gates", "readout"),
+    judge="derivatives of passes in which writes reach a place directly or not at all, in both contexts",
 )
 def meaning_shift(
     model: ModelLike,

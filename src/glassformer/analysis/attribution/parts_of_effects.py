@@ -88,6 +88,7 @@ def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directio
     reads=direct_source_sites,
     traits=("linear_in_value",),
     holds=("patterns", "norm scales", "gates", "readout"),
+    judge="the mechanism asked again with the values of one key alone",
 )
 def source_effects(
     run: Any,
@@ -123,7 +124,12 @@ def source_effects(
     return by_key(run, path, at, chosen)
 
 
-@question("Which neurons add to this logit?", reads=neuron_sites, holds=("norm scales", "readout"))
+@question(
+    "Which neurons add to this logit?",
+    reads=neuron_sites,
+    holds=("norm scales", "readout"),
+    judge="derivatives of a pass in which writes reach the logits directly or not at all",
+)
 def neuron_effects(
     run: Any,
     text: Any = None,

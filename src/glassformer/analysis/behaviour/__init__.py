@@ -1,5 +1,7 @@
 """Known habits: sinks, suppression, rank through depth, long contexts, short-circuits, what makes scores."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.behaviour._long_context import (
     EffectiveMemory as EffectiveMemory,
     LongContext as LongContext,
@@ -30,3 +32,7 @@ from glassformer.analysis.behaviour._suppression import (
     Suppression as Suppression,
     suppression as suppression,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

@@ -112,7 +112,11 @@ class _Method:
         return found
 
 
-@question("What does a set of heads do for the loss?", of="texts")
+@question(
+    "What does a set of heads do for the loss?",
+    of="texts",
+    judge="plain passes with what heads hand to the output matrix set to zero",
+)
 def ablate(
     model: ModelLike,
     chosen: str | Iterable[str],
@@ -145,7 +149,11 @@ def ablate(
     return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, _Method(kind, value, norms))
 
 
-@question("What does each head by itself do for the loss?", of="texts")
+@question(
+    "What does each head by itself do for the loss?",
+    of="texts",
+    judge="plain passes with what a head hands to the output matrix set to zero",
+)
 def ablate_each(
     model: ModelLike,
     *inputs: Any,

@@ -183,7 +183,11 @@ class Patching(Result, Mapping[str, Patched]):
         return pd.concat(frames, ignore_index=True)
 
 
-@question("Where does a value from another run change the answer?", of="pairs of prompts")
+@question(
+    "Where does a value from another run change the answer?",
+    of="pairs of prompts",
+    judge="a plain pass for each entry, the value put in where a module makes it",
+)
 def patch(
     model: ModuleLike,
     pairs: PromptPairs,

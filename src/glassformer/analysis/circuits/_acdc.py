@@ -176,7 +176,11 @@ class AcdcCurve(Result):
     circuits: tuple[Acdc, ...]
 
 
-@question("Which edges can go without changing the answer?", of="pairs of prompts")
+@question(
+    "Which edges can go without changing the answer?",
+    of="pairs of prompts",
+    judge="the greedy loop, a pass for each edge, what each receiver reads added up for it alone",
+)
 def acdc(
     model: ModelLike,
     pairs: PromptPairs,

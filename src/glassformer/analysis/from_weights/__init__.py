@@ -1,5 +1,7 @@
 """What do the weights alone say of heads? Copying, composition, induction, positions."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.from_weights._composition import (
     Composition as Composition,
     composition as composition,
@@ -30,3 +32,7 @@ from glassformer.analysis.from_weights._virtual_weights import (
     virtual as virtual,
     virtual_weights as virtual_weights,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

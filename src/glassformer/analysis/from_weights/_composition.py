@@ -124,7 +124,11 @@ class Composition(Result):
         return sorted(found, key=lambda edge: -edge.score)
 
 
-@question("Which heads read what earlier heads write?", of="weights")
+@question(
+    "Which heads read what earlier heads write?",
+    of="weights",
+    judge="norms of whole products of the matrices",
+)
 def composition(
     model: WeightsLike | Layers,
     *,

@@ -96,7 +96,11 @@ class CopyingRates(Result):
     left_out: LeftOut
 
 
-@question("Which heads copy tokens, by the eigenvalues of their circuits?", of="weights")
+@question(
+    "Which heads copy tokens, by the eigenvalues of their circuits?",
+    of="weights",
+    judge="eigenvalues of the whole circuit, vocabulary by vocabulary",
+)
 def copying(
     model: WeightsLike,
     heads: Several[str] | None = None,

@@ -1,5 +1,7 @@
 """The linear view: a stack with its norms' scales and patterns frozen, and the stream as a sum of writes."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.frozen._query_key_scales import (
     QueryKeyScales as QueryKeyScales,
     query_key_scales as query_key_scales,
@@ -18,3 +20,7 @@ from glassformer.analysis.frozen._writes import (
     write_sources as write_sources,
     writes as writes,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

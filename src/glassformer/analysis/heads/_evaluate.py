@@ -179,7 +179,12 @@ def prefix_mask(ids: Int[Tensor, "batch pos"], offset: int = 1) -> Bool[Tensor, 
     return same & ((source >= 0) & (source < q) & (k <= q)).to(ids.device)
 
 
-@question("Which heads look where a mask says?", reads=pattern_sites, traits=("linear_in_value",))
+@question(
+    "Which heads look where a mask says?",
+    reads=pattern_sites,
+    traits=("linear_in_value",),
+    judge="sums over patterns found by marking one key's values",
+)
 def find_pattern(
     run: Any,
     text: Any = None,

@@ -130,7 +130,12 @@ def pattern_sites(model: ModelLike) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@question("Which known role does each head play on this text?", reads=pattern_sites, traits=("linear_in_value",))
+@question(
+    "Which known role does each head play on this text?",
+    reads=pattern_sites,
+    traits=("linear_in_value",),
+    judge="loops over queries and keys, patterns found by marking one key's values",
+)
 def head_roles(
     run: Any,
     text: Any = None,
@@ -164,7 +169,11 @@ def head_roles(
     )
 
 
-@question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")
+@question(
+    "Which heads are induction, previous-token or duplicate-token heads?",
+    of="texts",
+    judge="loops over queries and keys, patterns found by marking one key's values",
+)
 def head_scores(
     model: ModelLike, *, seed: int = 0, n_sequences: Count = 10, unit: Count = 25, repeats: Count = 4
 ) -> HeadScores:

@@ -1,5 +1,7 @@
 """What would the model say if it stopped here? The logit lens at every place, and translators for early layers."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.lens._fit import (
     LensDivergence as LensDivergence,
     fit_tuned_lens as fit_tuned_lens,
@@ -14,3 +16,7 @@ from glassformer.analysis.lens._logit_lens import (
     logit_lens as logit_lens,
 )
 from glassformer.analysis.lens._tuned import TunedLens as TunedLens
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

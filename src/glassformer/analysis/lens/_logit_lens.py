@@ -54,7 +54,11 @@ def block_sites(model: ModelLike) -> list[str]:
     return names + [block.at_resid[-1] for block in model.output_stack.blocks]
 
 
-@question("What would the model say if it stopped after each layer?", reads=block_sites)
+@question(
+    "What would the model say if it stopped after each layer?",
+    reads=block_sites,
+    judge="the model with all later blocks left out; sums over the vocabulary",
+)
 def logit_lens(
     run: Any,
     text: Any = None,

@@ -1,5 +1,7 @@
 """Which chains of heads does it take? Logits and scores as sums over paths, what orders are worth, virtual heads."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.paths._importance import (
     Importance as Importance,
     importance as importance,
@@ -23,3 +25,7 @@ from glassformer.analysis.paths._virtual_heads import (
     virtual_copying as virtual_copying,
     virtual_heads as virtual_heads,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

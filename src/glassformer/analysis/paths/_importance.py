@@ -106,7 +106,8 @@ def importance(
             wrote in the full model to the direct path: approximate, as that holds what heads before them did.
 
     Raises:
-        AnalysisUnavailable: The model has sub-layers besides self-attention, or a group names an unknown head.
+        AnalysisUnavailable: The model has sub-layers besides self-attention, a group names an unknown head, or logits
+            are so large that a nat is less than their last digit.
         NoPattern: A mechanism has no pattern.
 
     Example:
@@ -138,7 +139,20 @@ def importance(
         losses.append(found)
         rows.append(batch.weight.sum(-1))
     assert steps is not None
-    return _summary(steps, list(names), torch.cat(losses, -1), torch.cat(rows).double(), max_order)
+    found = _summary(steps, list(names), torch.cat(losses, -1), torch.cat(rows).double(), max_order)
+    _require_resolved(found, torch.finfo(steps.start.dtype).eps)
+    return found
+
+
+def _require_resolved(found: Importance, eps: float) -> None:
+    """Raise `AnalysisUnavailable` if a last digit of the logits is worth more than what losses are compared by."""
+    largest = float(found.losses.values.abs().max())
+    if not largest * eps < 1:
+        raise AnalysisUnavailable(
+            f"importance: the losses go up to {largest:.1e} nats, where the last digit of a logit is worth "
+            f"{largest * eps:.1e}: there is nothing to compare. The weights are too large for this; look at the "
+            "model's loss first: analysis.losses.loss_by_position."
+        )
 
 
 def term_counts(steps: Steps) -> list[int]:

@@ -75,7 +75,11 @@ NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
 ANALYSES = 11  # that are asked, one after the other
 
 
-@question("Which circuits is the model made of?", of="weights")
+@question(
+    "Which circuits is the model made of?",
+    of="weights",
+    judge="its roles, copying, composition and ablations, each by loops, whole matrices and plain passes",
+)
 def circuits(
     model: ModelLike,
     *rows: Batch,

@@ -68,7 +68,12 @@ def explained_sites(model: ModelLike) -> list[str]:
     return list(dict.fromkeys(sites))
 
 
-@question("Why this next token?", of="texts", reads=explained_sites)
+@question(
+    "Why this next token?",
+    of="texts",
+    reads=explained_sites,
+    judge="direct paths by derivatives, later blocks left out, finite differences, one key's values alone",
+)
 def explain(
     model: ModelLike,
     text: TextOrIds,

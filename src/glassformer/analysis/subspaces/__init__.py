@@ -1,5 +1,7 @@
 """Where in the stream do things lie? Bandwidth, overlaps, erasure, dimensions, and whether the basis matters."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.analysis.subspaces._basis import (
     Kurtosis as Kurtosis,
     RotationTest as RotationTest,
@@ -22,3 +24,7 @@ from glassformer.analysis.subspaces._subspaces import (
     overlaps as overlaps,
     stream_dimensions as stream_dimensions,
 )
+from glassformer.lazy import renames
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

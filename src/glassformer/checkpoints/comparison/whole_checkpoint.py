@@ -36,6 +36,7 @@ from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import EncoderDecoderConfig
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
+from glassformer.provenance import ModelNote
 from glassformer.trace import Tape
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -55,6 +56,7 @@ class Parity:
         dtype: Both ran in.
         tolerance: Largest error that counts as equal, where rounding is no larger: see `allows`.
         differences: In the order of the forward passes.
+        notes: What must be known of the weights.
     """
 
     reference: str
@@ -62,6 +64,7 @@ class Parity:
     dtype: str
     tolerance: float
     differences: tuple[Difference, ...]
+    notes: tuple[ModelNote, ...] = ()
 
     @property
     def first(self) -> Difference | None:
@@ -83,7 +86,7 @@ class Parity:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON data; errors that are no finite numbers become text."""
-        data = dataclasses.asdict(self)
+        data = dataclasses.asdict(self) | {"notes": [note.to_dict() for note in self.notes]}
         for row in data["differences"]:
             if not row["error"] < DIVERGES:
                 row["error"] = str(row["error"])
@@ -178,7 +181,8 @@ def parity(
         off = {site: relative(low[site], high[site]) for site in low}
         found = [dataclasses.replace(d, rounding=off.get(d.site, 0.0)) for d in found]
     tell(4, 4, "done")
-    return Parity(kind, checkpoint.origin.family, str(computed).removeprefix("torch."), allowed, tuple(found))
+    family, named = checkpoint.origin.family, str(computed).removeprefix("torch.")
+    return Parity(kind, family, named, allowed, tuple(found), checkpoint.notes)
 
 
 def _values(ours: Any, found: Iterable[Difference], tokens: Tensor) -> dict[str, Tensor]:

@@ -47,13 +47,17 @@ class Adjective(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb: base, third person, past, participle, -ing; `tags` of its objects; aspects it does not take."""
+    """A verb: base, third person, past, participle, -ing; `tags` of its objects; aspects it does not take.
+
+    `animals` says whether they do it, too.
+    """
 
     zh: str
     forms: str
     tags: str = ""
     without: str = ""
     negation: str = "不"
+    animals: bool = False
 
 
 PRONOUNS = (
@@ -66,23 +70,6 @@ PRONOUNS = (
     NounPhrase("他们", "they", "3p", "them"),
 )
 
-PEOPLE = (
-    NounPhrase("小明", "Xiaoming", "3s"),
-    NounPhrase("李华", "Li Hua", "3s"),
-    NounPhrase("老师", "the teacher", "3s"),
-    NounPhrase("医生", "the doctor", "3s"),
-    NounPhrase("学生们", "the students", "3p"),
-    NounPhrase("孩子们", "the children", "3p"),
-    NounPhrase("我妈妈", "my mother", "3s"),
-    NounPhrase("我爸爸", "my father", "3s"),
-    NounPhrase("他哥哥", "his brother", "3s"),
-    NounPhrase("她姐姐", "her sister", "3s"),
-    NounPhrase("我的朋友", "my friend", "3s"),
-    NounPhrase("这个女孩", "this girl", "3s"),
-    NounPhrase("那个男人", "that man", "3s"),
-    NounPhrase("那些女人", "those women", "3p"),
-)
-
 PROFESSIONS = (
     ("老师", "teacher", "teachers"),
     ("学生", "student", "students"),
@@ -93,6 +80,23 @@ PROFESSIONS = (
     ("作家", "writer", "writers"),
     ("艺术家", "artist", "artists"),
     ("农民", "farmer", "farmers"),
+)
+
+PEOPLE = (
+    NounPhrase("小明", "Xiaoming", "3s"),
+    NounPhrase("李华", "Li Hua", "3s"),
+    NounPhrase("学生们", "the students", "3p"),
+    NounPhrase("孩子们", "the children", "3p"),
+    NounPhrase("我妈妈", "my mother", "3s"),
+    NounPhrase("我爸爸", "my father", "3s"),
+    NounPhrase("他哥哥", "his brother", "3s"),
+    NounPhrase("她姐姐", "her sister", "3s"),
+    NounPhrase("我的朋友", "my friend", "3s"),
+    NounPhrase("这个女孩", "this girl", "3s"),
+    NounPhrase("那个男人", "that man", "3s"),
+    NounPhrase("那些女人", "those women", "3p"),
+    # a bare noun is definite where it is not a thing: 老师, the teacher
+    *(NounPhrase(zh, f"the {one}", "3s") for zh, one, _ in PROFESSIONS),
 )
 
 NOUNS = (
@@ -166,8 +170,8 @@ FEELINGS = (
 )
 
 TRANSITIVE = (
-    Verb("吃", "eat eats ate eaten eating", "food"),
-    Verb("喝", "drink drinks drank drunk drinking", "drink"),
+    Verb("吃", "eat eats ate eaten eating", "food", animals=True),
+    Verb("喝", "drink drinks drank drunk drinking", "drink", animals=True),
     Verb("买", "buy buys bought bought buying", "goods"),
     Verb("卖", "sell sells sold sold selling", "goods"),
     Verb("做", "make makes made made making", "dish"),
@@ -186,32 +190,38 @@ TRANSITIVE = (
     Verb("洗", "wash washes washed washed washing", "clean"),
     Verb("穿", "wear wears wore worn wearing", "clothes", without="progressive"),
     Verb("养", "keep keeps kept kept keeping", "animal", without="progressive"),
-    Verb("找", "look looks looked looked looking +for", "item animal reading", without="like"),
+    Verb("找", "look looks looked looked looking +for", "item animal reading", without="like", animals=True),
     Verb("用", "use uses used used using", "device"),
     Verb("带", "bring brings brought brought bringing", "item drink", without="progressive like"),
-    Verb("看见", "see sees saw seen seeing", "animal vehicle picture", without="progressive like want habitual often"),
+    Verb(
+        "看见",
+        "see sees saw seen seeing",
+        "animal vehicle picture",
+        without="progressive like want habitual often",
+        animals=True,
+    ),
 )
 
 # no aspect but the plain present: 我喜欢苹果, I like apples
 STATES = (
-    Verb("喜欢", "like likes liked liked liking", "goods animal film song reading"),
+    Verb("喜欢", "like likes liked liked liking", "goods animal film song reading", animals=True),
     Verb("需要", "need needs needed needed needing", "goods item device"),
     Verb("有", "have has had had having", "goods animal item", negation="没"),
 )
 
 ABOUT_PEOPLE = (
     Verb("帮助", "help helps helped helped helping"),
-    Verb("等", "wait waits waited waited waiting +for", without="like"),
+    Verb("等", "wait waits waited waited waiting +for", without="like", animals=True),
     Verb("问", "ask asks asked asked asking", without="like"),
-    Verb("找", "look looks looked looked looking +for", without="like"),
+    Verb("找", "look looks looked looked looking +for", without="like", animals=True),
     Verb("教", "teach teaches taught taught teaching"),
-    Verb("看见", "see sees saw seen seeing", without="progressive like want habitual often"),
+    Verb("看见", "see sees saw seen seeing", without="progressive like want habitual often", animals=True),
 )
 
 INTRANSITIVE = (
-    Verb("睡觉", "sleep sleeps slept slept sleeping", without="perfect"),
-    Verb("跑步", "run runs ran run running", without="perfect"),
-    Verb("游泳", "swim swims swam swum swimming", without="perfect"),
+    Verb("睡觉", "sleep sleeps slept slept sleeping", without="perfect", animals=True),
+    Verb("跑步", "run runs ran run running", without="perfect", animals=True),
+    Verb("游泳", "swim swims swam swum swimming", without="perfect", animals=True),
     Verb("跳舞", "dance dances danced danced dancing", without="perfect"),
     Verb("工作", "work works worked worked working", without="perfect"),
     Verb("哭", "cry cries cried cried crying", without="perfect like want"),
@@ -219,7 +229,7 @@ INTRANSITIVE = (
 )
 
 # 去过 is "have been to": the one verb whose perfect is another verb's
-GO = Verb("去", "go goes went been going +to", without="like")
+GO = Verb("去", "go goes went been going +to", without="like", animals=True)
 DESTINATIONS = (
     ("北京", "Beijing"),
     ("上海", "Shanghai"),

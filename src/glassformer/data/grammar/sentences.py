@@ -2,10 +2,12 @@
 
 Aspect markers carry the tense (了 past, 过 perfect, 正在 progressive, 会 future), numerals need measure words, English
 needs articles, plurals, agreement and inversion. Each Chinese sentence has exactly one translation, by these rules: a
-bare noun is plural or mass (吃苹果, eat apples), 我的书 is one book, 你 and 你们 are both "you".
+bare noun before a verb is the one at hand (猫吃鱼, the cat eats fish), after it plural or mass (养猫, keep cats), but
+for people, who are at hand in both places (老师, the teacher); no marker is the simple present; 我的书 is one book, 你
+and 你们 are both "you".
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -183,7 +185,7 @@ def _action(random: Random) -> Sentence:
 
 def _state(random: Random) -> Sentence:
     verb = _pick(random, lexicon.STATES)
-    mood = _polarity(random)
+    mood = _polarity(random, animals=verb.animals)
     things = [o for o in objects(verb.tags) if not (mood.negative and o.counted)]
     if verb.zh == "有":
         things = [o for o in things if not o.definite]
@@ -217,7 +219,7 @@ def _what(random: Random) -> Sentence:
     # 看 would be ambiguous: what is read is not what is watched
     verb = _pick(random, [v for v in lexicon.TRANSITIVE if v.zh != "看"])
     aspect = _pick(random, [a for a in _aspects(verb) if a != "perfect"])
-    mood = Mood(aspect, False, True, _pick(random, lexicon.PRONOUNS + lexicon.PEOPLE))
+    mood = Mood(aspect, False, True, _subject(random, verb.animals))
     zh, en, _ = _clause(random, verb, mood, "什么", "")
     return zh.removesuffix("吗"), f"what {en}", True
 
@@ -234,11 +236,11 @@ def _profession(random: Random) -> Sentence:
 
 def _quality(random: Random) -> Sentence:
     if random.random() < 0.4:
-        mood = _polarity(random)
+        mood = _polarity(random, animals=True)
         adjective = _pick(random, lexicon.FEELINGS)
     else:
         noun, adjective = _pick(random, _qualities())
-        mood = _plain(random, _pick(random, _subjects(noun)))
+        mood = _plain(random, _pick(random, [_bare(noun), *_subjects(noun)]))
     if mood.subject is _WHO:
         zh, degree = "很" + adjective.zh, ""
     elif mood.negative or mood.question:
@@ -348,12 +350,18 @@ def _be(mood: Mood) -> str:
 def _mood(random: Random, verb: Verb) -> Mood:
     # the past is the commonest, as in stories
     aspect = "past" if random.random() < 0.3 else _pick(random, _aspects(verb))
-    return _polarity(random, aspect)
+    return _polarity(random, aspect, animals=verb.animals)
 
 
-def _polarity(random: Random, aspect: str = "habitual") -> Mood:
-    mood = _plain(random, _pick(random, lexicon.PRONOUNS * 2 + lexicon.PEOPLE), aspect)
+def _polarity(random: Random, aspect: str = "habitual", *, animals: bool = False) -> Mood:
+    mood = _plain(random, _subject(random, animals), aspect)
     return mood._replace(subject=_WHO) if mood.question and random.random() < 0.2 else mood
+
+
+def _subject(random: Random, animals: bool) -> NounPhrase:
+    if animals and random.random() < 0.3:
+        return _pick(random, _animals())
+    return _pick(random, lexicon.PRONOUNS * 2 + lexicon.PEOPLE)
 
 
 def _plain(random: Random, subject: NounPhrase, aspect: str = "habitual") -> Mood:
@@ -381,8 +389,7 @@ def objects(tags: str) -> tuple[Object, ...]:
 
 
 def _phrases(noun: Noun, adjective: Adjective | None) -> list[Object]:
-    quality = f"{adjective.en} " if adjective else ""
-    zh = (adjective.zh + "的" * adjective.linked if adjective else "") + noun.zh
+    zh, quality = _qualified(noun, adjective)
     if noun.of:
         one, many, bare = f"{noun.one} of {quality}{noun.of}", f"{noun.many} of {quality}{noun.of}", quality + noun.of
         lots = "a lot of"
@@ -400,15 +407,43 @@ def _phrases(noun: Noun, adjective: Adjective | None) -> list[Object]:
     these = [Object(f"{d}{noun.measure}{zh}", f"{word} {one}", False, False, True) for d, word in _THIS]
     if not noun.of:
         these += [Object(f"{d}些{zh}", f"{word} {many}", False, True, True) for d, word in _THESE]
-    owned = quality + (noun.of or noun.one)
-    mine = [
-        Object(p + zh, f"{word} {owned}", False, not (mass or not noun.of), True) for p, word in lexicon.POSSESSIVES
-    ]
-    return some + these + mine
+    return some + these + _owned(noun, adjective, lexicon.POSSESSIVES)
+
+
+def _owned(noun: Noun, adjective: Adjective | None, owners: Iterable[tuple[str, str]]) -> list[Object]:
+    """Return the one thing, or the mass, that is somebody's."""
+    zh, quality = _qualified(noun, adjective)
+    plural = noun.of is not None and noun.of.endswith("s")
+    return [Object(p + zh, f"{word} {quality}{noun.of or noun.one}", False, plural, True) for p, word in owners]
+
+
+def _qualified(noun: Noun, adjective: Adjective | None) -> tuple[str, str]:
+    """Return the noun with its adjective in Chinese, and the adjective in English, a space behind it."""
+    if adjective is None:
+        return noun.zh, ""
+    return adjective.zh + "的" * adjective.linked + noun.zh, f"{adjective.en} "
 
 
 def _subjects(noun: Noun) -> list[NounPhrase]:
-    return [NounPhrase(o.zh, o.en, "3p" if o.plural else "3s") for o in _phrases(noun, None) if o.definite]
+    return [_as_subject(o) for o in _phrases(noun, None) if o.definite]
+
+
+def _bare(noun: Noun, adjective: Adjective | None = None) -> NounPhrase:
+    """Return the noun as it stands before a verb with nothing to say which one: 猫, the cat."""
+    (found,) = _owned(noun, adjective, [("", "the")])
+    return _as_subject(found)
+
+
+def _as_subject(found: Object) -> NounPhrase:
+    return NounPhrase(found.zh, found.en, "3p" if found.plural else "3s")
+
+
+@cache
+def _animals() -> tuple[NounPhrase, ...]:
+    """Return what animals are called before a verb; as often by a bare noun as not."""
+    nouns = [noun for noun in lexicon.NOUNS if _shares(noun.tags, "animal")]
+    bare = [_bare(noun, adjective) for noun in nouns for adjective in (None, *_adjectives(noun))]
+    return (*bare * 3, *(subject for noun in nouns for subject in _subjects(noun)))
 
 
 @cache

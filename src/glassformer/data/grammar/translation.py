@@ -26,7 +26,7 @@ class ZhEnConfig(DataConfig, kind="zh-en"):
     """
 
     batch_size: int = 64
-    length: int = 24
+    length: int = 26
     seed: int = 0
     heldout: float = 0.1
 
@@ -54,9 +54,7 @@ class ZhEnData:
             raise DataError(f'"zh-en" needs a tokenizer with <pad>, <bos> and <eos>; {self.tokenizer} lacks one.')
 
     def batch(self, step: int, split: Split = "train") -> Batch:
-        check_split(split)
-        random = Random(hash64(self.config.seed, split, step))
-        pairs = [self._draw(random, split) for _ in range(self.config.batch_size)]
+        pairs = self.drawn(step, split)
         source = self.tokenizer.encode_batch([pair.zh for pair in pairs])
         english = self.tokenizer.encode_batch([pair.en for pair in pairs])
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
@@ -65,6 +63,12 @@ class ZhEnData:
         sources, source_lengths = self._padded(source)
         weight = torch.arange(tokens.shape[1])[None, :] < lengths[:, None]
         return Batch(tokens, targets, weight, lengths=lengths, source=sources, source_lengths=source_lengths)
+
+    def drawn(self, step: int, split: Split) -> list[SentencePair]:
+        """Return the pairs of a batch."""
+        check_split(split)
+        random = Random(hash64(self.config.seed, split, step))
+        return [self._draw(random, split) for _ in range(self.config.batch_size)]
 
     def pairs(self, split: Split, count: int) -> Iterator[SentencePair]:
         """Yield `count` different pairs of a split, always the same ones."""

@@ -1,5 +1,7 @@
 """Pairs of prompts: clean and corrupt, made by templates or read from files, and checked against a tokenizer."""
 
+from typing import TYPE_CHECKING
+
 from glassformer.data.pairs.contrast import Contrast
 from glassformer.data.pairs.files import read_pairs, write_pairs
 from glassformer.data.pairs.prompt_pairs import Misfit, Pair, Pairs
@@ -14,6 +16,7 @@ from glassformer.data.pairs.templates import (
     templates_for,
     word_senses,
 )
+from glassformer.lazy import renames
 
 __all__ = [
     "Contrast",
@@ -32,3 +35,6 @@ __all__ = [
     "word_senses",
     "write_pairs",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renames(__name__)

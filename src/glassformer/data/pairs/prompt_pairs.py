@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from glassformer.data.marks import marks
+from glassformer.data.marks import lost_words, marks
 from glassformer.data.pairs.contrast import SIDES, Contrast
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
@@ -231,9 +231,10 @@ class _Reader:
             ids = tokenizer.encode(prompt)
             if not ids:
                 return f"{prompt!r} holds no token."
-            if not tokenizer.allows_unknown and (why := _unlearnt(tokenizer, ids, prompt)):
-                return f"{why}: {self._shown(ids)}."
-            ids = [*tokenizer.around("opening")[0], *ids]
+            begin = tokenizer.around("opening")[0]
+            if not tokenizer.allows_unknown and (why := _unlearnt(tokenizer, ids, prompt, len(begin))):
+                return why
+            ids = [*begin, *ids]
         else:
             ids = list(prompt)
             outside = [id for id in ids if id < 0 or (self.vocab_size is not None and id >= self.vocab_size)]
@@ -305,13 +306,17 @@ class _Reader:
         return self.tokenizer
 
 
-def _unlearnt(tokenizer: Tokenizer, ids: list[int], prompt: str) -> str:
-    """Return what the vocabulary lacks to read a prompt; empty if that is nothing."""
-    if tokenizer.unk in ids:
-        return f"a word of {prompt!r} is not in the vocabulary"
-    found = marks(tokenizer, ids, tokenizer.tokens(ids))
+def _unlearnt(tokenizer: Tokenizer, ids: list[int], prompt: str, behind: int) -> str:
+    """Return what the vocabulary lacks to read a prompt behind so many tokens; empty if that is nothing."""
+    if lost := lost_words(tokenizer, [ids], {0: prompt}, behind):
+        return f"{prompt!r} holds what is not in the vocabulary: {', '.join(lost)}."
+    texts = tokenizer.tokens(ids)
+    found = marks(tokenizer, ids, texts)
     if found.mostly_bytes:
-        return f"{found.byte_tokens} of {found.words} tokens of {prompt!r} are single bytes of characters"
+        return (
+            f"{found.byte_tokens} of {found.words} tokens of {prompt!r} are single bytes of characters: "
+            f"{'|'.join(texts)}."
+        )
     return ""
 
 

@@ -26,15 +26,18 @@ class Runs:
         inside = at < len(self.known)
         return np.flatnonzero(inside)[self.known[at[inside]] == found[inside]]
 
-    def outside(self, ids: np.ndarray) -> list[np.ndarray]:
-        """Return the pieces of a document that lie in no run among these; a piece shorter than a run goes too."""
-        begin = self.begin(ids)
-        if not len(begin):
-            return [ids]
-        edges = np.zeros(len(ids) + 1, np.int64)
+    def new(self, ids: np.ndarray) -> np.ndarray:
+        """Return for each token of a document whether it lies in no run among these."""
+        edges, begin = np.zeros(len(ids) + 1, np.int64), self.begin(ids)
         np.add.at(edges, begin, 1)
         np.add.at(edges, begin + RUN, -1)
-        kept = np.cumsum(edges)[:-1] == 0
+        return np.cumsum(edges)[:-1] == 0
+
+    def outside(self, ids: np.ndarray) -> list[np.ndarray]:
+        """Return the pieces of a document that lie in no run among these; a piece shorter than a run goes too."""
+        kept = self.new(ids)
+        if kept.all():
+            return [ids]
         turns = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]])))
         return [ids[start:stop] for start, stop in zip(turns[::2], turns[1::2]) if stop - start >= RUN]
 

@@ -15,18 +15,19 @@ const interval = (low, high) => (low === null ? "" : `${ratioSaid(low)}–${rati
 
 function costsTable(result, call) {
   const at = (name) => new Tensor(result[name] ?? result.derived[name]).pick("call", call);
-  const [seconds, peaks, ratio, low, high, sameLow, sameHigh, held] =
-    ["seconds", "peak_bytes", "ratio", "ratio_low", "ratio_high", "same_low", "same_high", "memory_ratio"].map(at);
+  const [seconds, peaks, ratio, low, high, least, largest, sameLow, sameHigh, held] =
+    ["seconds", "peak_bytes", "ratio", "ratio_low", "ratio_high", "ratio_least", "ratio_largest", "same_low", "same_high", "memory_ratio"].map(at);
   const cell = (text) => el("td", { class: "number" }, text);
   const row = (name, m, length, n) => (seconds.at(m, n) === null ? null : el("tr", {},
     el("th", { scope: "row" }, spoken(String(name))), cell(count(length)), cell(measured(seconds.at(m, n), TIMES)),
     // the baseline stands first, and is compared with nothing
-    ...(m === 0 ? ["", "", "", measured(peaks.at(m, n), SIZES), ""] : [ratioSaid(ratio.at(m - 1, n)), interval(low.at(m - 1, n), high.at(m - 1, n)),
+    ...(m === 0 ? ["", "", "", "", measured(peaks.at(m, n), SIZES), ""] : [ratioSaid(ratio.at(m - 1, n)), interval(low.at(m - 1, n), high.at(m - 1, n)), interval(least.at(m - 1, n), largest.at(m - 1, n)),
       interval(sameLow.at(m - 1, n), sameHigh.at(m - 1, n)), measured(peaks.at(m, n), SIZES), ratioSaid(held.at(m - 1, n))]).map(cell)));
-  const heads = [spoken("length"), spoken("time"), spoken("x fused"), spoken("95 % interval"), "A/A", spoken("memory"), spoken("x fused")];
-  return tallRoom(spoken("costs"), el("table", { class: "data" },
+  const heads = [spoken("length"), spoken("time"), spoken("x fused"), spoken("95 % interval"), spoken("all rounds"), "A/A", spoken("memory"), spoken("x fused")];
+  const otherwise = result.measured_by[new Tensor(result.seconds).labels("call")[call]];
+  return el("div", { class: "stack" }, otherwise ? el("p", { class: "soft" }, spoken(otherwise)) : null, tallRoom(spoken("costs"), el("table", { class: "data" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("mechanism")), heads.map((head) => el("th", { scope: "col", class: "number" }, head)))),
-    el("tbody", {}, seconds.labels("mechanism").flatMap((name, m) => seconds.labels("length").map((length, n) => row(name, m, length, n))))));
+    el("tbody", {}, seconds.labels("mechanism").flatMap((name, m) => seconds.labels("length").map((length, n) => row(name, m, length, n)))))));
 }
 
 function growthTable(result) {
@@ -44,7 +45,7 @@ function costsView(result) {
   const shown = el("div", {}, costsTable(result, 0));
   return el("div", { class: "stack" },
     el("h3", {}, spoken("Beside fused softmax attention")),
-    el("p", { class: "soft" }, spoken("x fused: time or memory over that of scaled_dot_product_attention, which takes turns with it; below 1 is less. A/A: what two equal things differ by here.")),
+    el("p", { class: "soft" }, spoken("x fused: time or memory over that of scaled_dot_product_attention, which takes turns with it; below 1 is less. All rounds: from the least to the largest ratio of a round. A/A: what two equal things differ by here.")),
     el("div", { class: "choices" }, choice("call", calls, null, (call) => shown.replaceChildren(costsTable(result, call)))), shown,
     el("h3", {}, spoken("Growth with length")),
     el("p", { class: "soft" }, spoken("Exponents: 1 is linear, 2 quadratic. In brackets the least and the largest between neighbouring lengths.")), growthTable(result));

@@ -86,7 +86,7 @@ def study_page(payload: Mapping[str, Any]) -> str:
     """Page of a study's report: one self-contained HTML document.
 
     Args:
-        payload: The report (``glassformer.study.report``), format version 1.
+        payload: The report (``glassformer.study.report``), format version 2.
     """
     return _page(payload, "study", payload["study"], STUDY)
 

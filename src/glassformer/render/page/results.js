@@ -9,7 +9,7 @@ const NAMES = { Acdc: spoken("ACDC: the circuit that is left"), Patched: spoken(
   NodeAttribution: spoken("Attribution patching"), DirectLogitAttribution: spoken("Direct logit attribution") };
 
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { AttentionCosts: ["ratio", "ratio_low", "ratio_high", "same_low", "same_high", "memory_ratio", "growth", "growth_low", "growth_high"],
+const SHOWN = { AttentionCosts: ["ratio", "ratio_low", "ratio_high", "ratio_least", "ratio_largest", "same_low", "same_high", "memory_ratio", "growth", "growth_low", "growth_high"],
    LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
   InputGradients: ["answers", "against"], TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
   TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };

@@ -15,14 +15,23 @@ from glassformer.words import spoken, spoken_each
 @tables.register
 def _(result: AttentionCosts) -> RenderableType:
     facts = spoken(
-        "{heads} heads of {width}, batch {batch}, {dtype}, {device}, threads: {threads}; ratios with 95 % intervals",
+        "{heads} heads of {width}, batch {batch}, {dtype}, {device}, threads: {threads}; ratios with 95 % intervals, "
+        "and below them the least and the largest of a round",
         heads=result.n_heads, width=result.d_head, batch=result.batch, dtype=result.dtype,
         device=result.processor if result.device == "cpu" else result.device, threads=result.threads,
     )  # fmt: skip
-    asides = [Text(f"{spoken(name)}: {spoken(words)}", style=QUIET) for name, words in result.measured_by.items()]
+    asides = [
+        Text(f"{spoken(name)}: {spoken(words)}", style=QUIET)
+        for name, words in result.measured_by.items()
+        if name not in CALLS
+    ]
     lengths = _lengths(result)
     parts = [section(spoken("Attention costs"), Text(facts, style=QUIET))]
-    parts += [section(spoken(call), _by_length(result, call)) for call in CALLS if any(lengths[call])]
+    parts += [
+        section(spoken(call), *_otherwise(result, call), _by_length(result, call))
+        for call in CALLS
+        if any(lengths[call])
+    ]
     parts.append(section(spoken("Bytes of state that a decode step carries"), _states(result)))
     title = spoken("Growth with length: exponents, in brackets those between neighbouring lengths")
     parts.append(section(title, _growth(result)))
@@ -36,6 +45,11 @@ def _(result: AttentionCosts) -> RenderableType:
 def _lengths(result: AttentionCosts) -> dict[str, list[bool]]:
     """Return for each call at which lengths the baseline was measured."""
     return {call: result.seconds.select(call=call, mechanism=FUSED).values.isfinite().tolist() for call in CALLS}
+
+
+def _otherwise(result: AttentionCosts, call: str) -> list[Text]:
+    """Return what the baseline does otherwise in a call, if it does."""
+    return [Text(spoken(result.measured_by[call]), style=QUIET)] if call in result.measured_by else []
 
 
 def _by_length(result: AttentionCosts, call: str) -> RenderableType:
@@ -58,9 +72,11 @@ def _by_length(result: AttentionCosts, call: str) -> RenderableType:
 
 def _compared(result: AttentionCosts, at: dict[str, object]) -> tuple[str, str, str]:
     ratio, low, high = (_number(value, **at) for value in (result.ratio, result.ratio_low, result.ratio_high))
+    rounds = (_number(value, **at) for value in (result.ratio_least, result.ratio_largest))
     same = (_number(value, **at) for value in (result.same_low, result.same_high))
     memory = _number(result.memory_ratio, **at)
-    return f"{_three(ratio)} ({_three(low)}-{_three(high)})", "-".join(map(_three, same)), _three(memory)
+    median = f"{_three(ratio)} ({_three(low)}-{_three(high)})"
+    return f"{median}\n{'-'.join(map(_three, rounds))}", "-".join(map(_three, same)), _three(memory)
 
 
 def _states(result: AttentionCosts) -> RenderableType:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
+import glassformer as gf
 from glassformer.analysis import run
 from glassformer.analysis.frozen import frozen_edits
 from glassformer.analysis.paths import Importance, expand_paths, importance
@@ -177,3 +178,15 @@ def test_a_rows_weight_decides_how_much_it_counts() -> None:
     batch = next_tokens(ids)
     first_only = dataclasses.replace(batch, weight=batch.weight & torch.tensor([[True], [False]]))
     close(importance(model, first_only).losses.values, importance(model, next_tokens(ids[:1])).losses.values)
+
+
+def test_losses_whose_last_digit_is_more_than_a_nat_are_not_compared() -> None:
+    model = gf.load("attn-only-1l")
+    texts = ["import os\nimport sys\n", "def f(x):\n    return x\n"]
+    embed = model.state_dict()["embed.matrix"]
+    # far off, and still told apart: one nat is a thousand times the last digit
+    embed.mul_(100)
+    assert bool(importance(model, texts).losses.values.isfinite().all())
+    embed.mul_(1e36)
+    with pytest.raises(AnalysisUnavailable, match=r"losses go up to 1\.\de\+38 nats, .* are too large"):
+        importance(model, texts)
