@@ -151,7 +151,7 @@ def test_after_a_beginning_no_year_is_likely_for_being_late():
 
 def test_rows_are_documents_that_begin_with_bos_and_tokens_are_those_of_pairs():
     tokenizer = train_bpe(["When Mary and John went to the market, John gave a lamp to Mary."] * 3, 300)
-    data = TemplateText(batch_size=2, length=240, templates=("indirect_objects",)).build(tokenizer)
+    data = TemplateText(batch_size=2, length=640, templates=("indirect_objects",)).build(tokenizer)
     batch = data.batch(0)
     assert batch.documents is not None and tokenizer.bos is not None
     starts = batch.documents[:, 1:] != batch.documents[:, :-1]

@@ -41,15 +41,22 @@ def _joined(*parts: Iterable[str]) -> list[str]:
 
 NAMES = Drawn(
     _words(
-        "Mary John Tom James Anna Peter Lucy Paul Kate Emma Sarah Jack Alice Simon Laura Martin Helen Robert Julia "
-        "Daniel Ruth Adam Jane Henry David Bob George Charles Clara Grace Legendre Bessel Gauss Taylor Jordan "
-        "Jacobi Hilbert Hermite Newton Pauli Cauchy Pascal Poisson Wigner Kronecker Dijkstra Hadamard Smith Jones "
-        "Google Microsoft Intel Apple Meta Mistral Cohen Knuth Lucas Risch Kaiser Dirichlet Lambert Stirling Bell Young"
+        "Mary John Tom James Anna Peter Lucy Paul Kate Emma Sarah Jack Alice Simon Laura Martin Helen Robert "
+        "Julia Daniel Ruth Adam Jane Henry David Bob George Charles Clara Grace Legendre Bessel Gauss Taylor "
+        "Jordan Jacobi Hilbert Hermite Newton Pauli Cauchy Pascal Poisson Wigner Kronecker Dijkstra Hadamard "
+        "Smith Jones Google Microsoft Intel Apple Meta Mistral Cohen Knuth Lucas Risch Kaiser Dirichlet "
+        "Lambert Stirling Bell Young Michael William Thomas Susan Karen Lisa Emily Amanda Rebecca Angela "
+        "Kevin Brian Steven Edward Ronald Jason Eric Stephen Frank Scott Benjamin Samuel Alexander Patrick "
+        "Dennis Jerry Walter Arthur Carl Roger Keith Ralph Louis Philip Ernest Martha Diana Rose Julie Alan "
+        "Oliver Felix Max Nina Olga Ivan Carlos Maria Luis Ahmed Chen Wei Priya Ravi Aisha Omar Yuki Hans "
+        "Greta Lars Ingrid Pierre Claire Marco Elena Sofia Paolo Nadia Boris"
     ),
     _words("Euler Fourier Laplace Chebyshev Riemann Bernoulli"),
 )
 PLACES = _words("market station library garden office beach school park museum harbour kitchen theatre")
-THINGS = _words("letter book ticket key basket ring map lamp coat drink flower camera")
+THINGS = _words(
+    "letter book ticket key basket ring map lamp coat drink flower camera list picture report code card note"
+)
 PASSING = Drawn(
     _joined(
         (
@@ -63,8 +70,42 @@ PASSING = Drawn(
             "{one} and {other} had lunch by the {place}",
             "{one} was with {other} in the {place}",
             "Both {one} and {other} came to the {place}",
+            "During the winter {one} and {other} worked at the {place}",
+            "Before {one} and {other} reached the {place}",
+            "Because {one} and {other} lived near the {place}",
+            "Once {one} and {other} had seen the {place}",
+            "{one} called {other} from the {place}",
+            "{one} and {other} were friends from the {place}",
+            "On the way to the {place} {one} talked to {other}",
+            "Last week {one} visited {other} at the {place}",
+            "Whenever {one} and {other} sat in the {place}",
+            "Although {one} and {other} did not like the {place}",
+            "As {one} and {other} walked through the {place}",
+            "Today {one} and {other} work in the {place}",
+            "If {one} and {other} meet at the {place}",
+            "In the morning {one} drove {other} to the {place}",
+            "{one} wrote to {other} about the {place}",
+            "{one} thinks that {other} is at the {place}",
+            "The friends {one} and {other} ran to the {place}",
+            "Not far from the {place} {one} waited for {other}",
         ),
-        (", ", ", and ", ", then ", ", where ", ". ", ". Then ", ". Later "),
+        (
+            ", ",
+            ", and ",
+            ", then ",
+            ", where ",
+            ". ",
+            ". Then ",
+            ". Later ",
+            ", but ",
+            "; ",
+            " and then ",
+            " before ",
+            ". In the end ",
+            ". So ",
+            ". There ",
+            ", so that ",
+        ),
         (
             "{subject} gave a {thing} to",
             "{subject} handed the {thing} to",
@@ -74,6 +115,21 @@ PASSING = Drawn(
             "{subject} sold the {thing} to",
             "{subject} returned a {thing} to",
             "{subject} passed the {thing} on to",
+            "{subject} threw the {thing} to",
+            "{subject} mailed a {thing} to",
+            "{subject} read the {thing} to",
+            "{subject} described a {thing} to",
+            "{subject} explained the {thing} to",
+            "{subject} took the {thing} to",
+            "{subject} wrote a {thing} to",
+            "{subject} carried the {thing} over to",
+            "{subject} presented a {thing} to",
+            "{subject} delivered the {thing} to",
+            "{subject} pointed the {thing} out to",
+            "{subject} promised a {thing} to",
+            "{subject} made a {thing} for",
+            "{subject} bought the {thing} for",
+            "{subject} kept a {thing} for",
         ),
     ),
     _joined(
@@ -89,6 +145,9 @@ HANDING_ON = (
     "Later {subject} showed it to",
     "So {subject} returned it to",
     "At last {subject} sold it to",
+    "Then {subject} took it to",
+    "In the end {subject} passed it on to",
+    "Next day {subject} brought it to",
 )
 
 EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
@@ -170,8 +229,25 @@ COLOURING = Drawn(
             "We have a {colour} {one}, and a {other} that is {second}",
             "The {one} was painted {colour}, the {other} was painted {second}",
             "They bought a small {colour} {one}, and an old {second} {other}",
+            "Her {one} is {colour} and her {other} is {second}",
+            "In the room stood a {colour} {one} and a {second} {other}",
+            "A {colour} {one} lay next to a {second} {other}",
+            "He has the {colour} {one} and the big {second} {other}",
+            "You painted the {one} {colour} and the {other} {second}",
+            "Between the {colour} {one} and the {second} {other} there was nothing",
+            "My {one} became {colour}, while my {other} became {second}",
         ),
-        (". The colour of the ", ". We know that the ", ", and so the ", ". Now the ", ". The "),
+        (
+            ". The colour of the ",
+            ". We know that the ",
+            ", and so the ",
+            ". Now the ",
+            ". The ",
+            "; the ",
+            ". Then the ",
+            ". Of course the ",
+            ", which means that the ",
+        ),
         ("{asked} is",),
     ),
     _joined(
