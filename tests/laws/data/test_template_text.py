@@ -8,6 +8,7 @@ import torch
 
 from glassformer.data import MixtureConfig, TemplateText, TextConfig, bytes_tokenizer, pairs, train_bpe
 from glassformer.data.batch import SPLITS, Split
+from glassformer.data.pairs._frames import NICKNAMES
 from glassformer.data.pairs.templates import TEMPLATES, New, draw, heldout_words
 from glassformer.errors import ConfigError, DataError
 from glassformer.zoo.sentences import KINDS
@@ -122,6 +123,10 @@ def test_what_goes_on_asks_of_the_same_things_and_is_answered_by_what_was_told()
         holder = str(handed.pair.answer).strip()
         for prompt, answer in handed.more:
             more += 1
+            if answer.strip() in NICKNAMES:
+                # in a sentence of its own, of two who are called by other words
+                assert answer in f" {prompt}" and holder not in prompt
+                continue
             # whoever was given the thing last is the one who hands it on
             assert holder in prompt and answer in (handed.pair.answer, handed.pair.wrong)
             holder = answer.strip()

@@ -308,6 +308,10 @@ SENSING = Drawn(
     ["It is known that in the {place} the {noun} {often}"],
 )
 
+# by what else somebody may be called in a sentence: whoever is given something is to be read, and not one of a list
+_CALLED = dict.fromkeys((*_REGULAR.shown, *OBJECTS.shown, *PLACES, *EVENTS, *COLOURS))
+NICKNAMES = [*_CALLED, *(word.capitalize() for word in _CALLED)]
+
 ARGUMENTS = Drawn(
     _words(
         "name value key path data line text index result item start end mode type msg args obj code cls node prefix "

@@ -326,19 +326,27 @@ def _wanted(name: str, split: Split | None, new: New | Collection[New] | None) -
 
 def _indirect_object(random: Random, words: bool, frame: bool) -> DrawnPair:
     receiver, giver = random.sample(known.NAMES.pool(words), 2)
-    one, other = random.sample([receiver, giver], 2)
-    filled = {"one": one, "other": other, "place": random.choice(known.PLACES), "thing": random.choice(known.THINGS)}
-    roles = {"one": "indirect_object", "other": "first_subject"}
-    if one == giver:
-        roles = {"one": "first_subject", "other": "indirect_object"}
-    roles |= {"subject": "subject"}
+    filled, roles = _passed(random, receiver, giver)
     pair = _filled(
-        known.PASSING.choice(random, frame), filled | {"subject": giver}, {"subject": receiver},
-        (f" {receiver}", f" {giver}"), roles,
+        known.PASSING.choice(random, frame), filled, {"subject": receiver}, (f" {receiver}", f" {giver}"),
+        roles | {"subject": "subject"},
     )  # fmt: skip
     handed = [(receiver, giver), (giver, receiver)][: random.randrange(3)]
-    more = tuple((random.choice(known.HANDING_ON).format(subject=one), f" {other}") for one, other in handed)
-    return DrawnPair(pair, _new(words, frame, {receiver, giver}), more)
+    more = [(random.choice(known.HANDING_ON).format(subject=one), f" {other}") for one, other in handed]
+    for _ in range(random.randrange(5)):
+        called, calling = random.sample(known.NICKNAMES, 2)
+        told, _ = _fill(known.PASSING.choice(random, frame), _passed(random, called, calling)[0])
+        more.append((told, f" {called}"))
+    return DrawnPair(pair, _new(words, frame, {receiver, giver}), tuple(more))
+
+
+def _passed(random: Random, receiver: str, giver: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what fills a frame in which something is passed on, and the roles of its two names, in any order."""
+    roles = [(receiver, "indirect_object"), (giver, "first_subject")]
+    random.shuffle(roles)
+    (one, first), (other, second) = roles
+    drawn = {"place": random.choice(known.PLACES), "thing": random.choice(known.THINGS)}
+    return {"one": one, "other": other, "subject": giver} | drawn, {"one": first, "other": second}
 
 
 def _greater_than(random: Random, words: bool, frame: bool) -> DrawnPair:
