@@ -152,7 +152,7 @@ STUDY = Study(
         "for Gaussians, by distances, with means and covariances in streams of their own.",
         "Parameters are equal to within a neuron per layer; what a mechanism lacks, its MLP has more.",
         "Seeds draw weights; the rows are the same for all.",
-        "That a yardstick knows the set of items was first asked of the bound itself, which no model reaches; the tenth "
+        "That a yardstick knows the set was first asked of the bound itself, which no model reaches; the tenth "
         "was set when its losses, of 0.454 to 0.459 over the best, had been seen.",
     ),
     mechanisms=("softmax", "refined", "wasserstein", "refined_wasserstein"),
