@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 FOLDER = Path(__file__).resolve().parent / "images" / "explorer"
 MODELS = ("attn-only-2l", "gpt-4l", "zh-en")
 TOKEN = "of-these-pictures"
-COLOURS = 192  # of a picture: as many as a page of few hues needs
+COLOURS = 256  # of a picture: as many as its format has
 
 
 def go_to(shown: Page, *names: str) -> None:
@@ -101,7 +101,7 @@ def photograph(shown: Page, picture: Path) -> None:
         shown.wait_for_timeout(50)
     shown.wait_for_timeout(300)
     with Image.open(BytesIO(shown.screenshot())) as drawn:
-        drawn.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+        drawn.convert("RGB").quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def main() -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
             for name, walk in PICTURES.items():
-                shown = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
+                shown = browser.new_page(viewport={"width": 1440, "height": 860}, color_scheme="light")
                 shown.goto(address)
                 shown.locator(".run").wait_for()
                 walk(shown)
