@@ -233,12 +233,24 @@ class ServedRun:
         with self._lock:
             return self.cached.nbytes + sum(value.values.nbytes for value in self.sites.values())
 
-    def read(self, names: Iterable[str], *, logits: bool = False) -> Run:
-        """Return a run that has some sites, read now or before.
+    @property
+    def ends(self) -> list[str]:
+        """What an analysis of logits has to find in it: the end of the stream, or logits that are more than that says.
+
+        Those of a text are many times what is kept of it.
+        """
+        model = self.model
+        if not model.predicts:
+            return []
+        if model.reads_pairs or model.makes_logits_for(site.name for site, _ in self.cached.edits):
+            return ["logits"]
+        return [model.output_stack.final.at_out]
+
+    def read(self, names: Iterable[str]) -> Run:
+        """Return a run that has some sites, read now or before, and logits if these are one of them.
 
         Args:
             names: Sites, globs, short names or heads; of a head all of its layer is read.
-            logits: Whether it has logits too.
         """
         table = self.model.sites()
         wanted = list(dict.fromkeys(one.site.name for name in names for one in table.locate(name)))
@@ -249,13 +261,14 @@ class ServedRun:
         missing = [name for name in wanted if name not in have]
         pairs = sum(self._pairs(table[name]) for name in missing)
         self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
-        found = self.cached.read(missing, logits=logits)
+        found = self.cached.read(missing)
         with self._lock:
             self.sites |= found.sites
             # one run does not take the room of all: what was read first goes first
             while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
                 self.sites.popitem(last=False)
-        return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
+        sites = {name: have[name] if name in have else found.sites[name] for name in wanted}
+        return replace(found, sites=sites, logits=sites["logits"].values if "logits" in sites else None)
 
     def _pairs(self, site: Site) -> int:
         """Return how many numbers a site has for pairs of positions; none for one that has no such axes."""
