@@ -4,6 +4,7 @@ import type { Fault } from "./api";
 import { isDropped, Refusal, type Answer, type Question, type Transport } from "./transport";
 
 let lanes = 0;
+const IDLE = 200; // milliseconds without a new question, after which those to come are asked
 
 export class Asked {
   /** The latest answer, which stays while the next is waited for. */
@@ -43,4 +44,26 @@ export class Asked {
       return () => leaving.abort();
     });
   }
+}
+
+/**
+ * Ask what is likely to be asked next, one question after another, once those of now are answered and nobody has asked
+ * anything else for a moment: the transport keeps the answers. What is refused is told to whoever asks for it.
+ */
+export function askAhead(api: Transport, make: () => readonly Question[]): void {
+  const key = $derived(JSON.stringify(make()));
+  $effect(() => {
+    const questions = JSON.parse(key) as readonly Question[];
+    const leaving = new AbortController();
+    const later = setTimeout(async () => {
+      for (const question of questions) {
+        if (leaving.signal.aborted) return;
+        await api.ask(question, { lane: "ahead", signal: leaving.signal }).catch(() => null);
+      }
+    }, IDLE);
+    return () => {
+      clearTimeout(later);
+      leaving.abort();
+    };
+  });
 }
