@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from sweep_models import Shape, draw, glassformer_model
 
 TOKEN = "of-the-benchmark-0"
 REAL = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
-NAMES = {"random": "GPT-2 small's shape, random", **REAL}
+NAMES = {"random": "GPT-2 small's shape", **REAL}
 TEXT = "The old clock in the hall struck nine, and nobody in the house looked up from what they were reading. "
 MIB = 2**20
 
@@ -119,11 +119,11 @@ class Explored:
         browser: Chromium.
         root: Address of the server.
         model: The model.
-        name: Its name on the page.
+        id: Its name on the page.
     """
 
-    def __init__(self, browser: Any, root: str, model: Any, name: str) -> None:
-        self.root, self.model, self.name = root, model, name
+    def __init__(self, browser: Any, root: str, model: Any, id: str) -> None:
+        self.root, self.model, self.id, self.name = root, model, id, NAMES[id]
         self.context = browser.new_context(viewport={"width": 1440, "height": 900})
         self.page = self.context.new_page()
         self.told = self.context.new_cdp_session(self.page)
@@ -145,7 +145,7 @@ class Explored:
 
     def read(self, text: str) -> None:
         """Run a text."""
-        self.page.locator("option", has_text=self.name).first.wait_for(state="attached")
+        self.page.locator("option", has_text=self.id).first.wait_for(state="attached")
         self.page.locator("textarea").first.focus()
         self.page.keyboard.insert_text(text)
         self.page.keyboard.press("Control+Enter")
@@ -182,7 +182,8 @@ class Explored:
         requests = self.page.evaluate(ASKED, asked) if asked else []
         if requests:
             first, _, last, _ = requests[0]
-            found |= {"until_asked": first - started, "answered_in": last - first, "drawn_in": ended - last}
+            # what was asked ahead may have been under way
+            found |= {"until_asked": max(0.0, first - started), "answered_in": last - first, "drawn_in": ended - last}
         return found
 
 
@@ -213,71 +214,84 @@ def paints(explored: Explored, tokens: int, rounds: int) -> Iterator[Figure]:
         explored.until("performance.getEntriesByName('first-contentful-paint').length")
         seen = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         bare, _ = page.evaluate(BARE, "/explorer.js")
-        figure.add(wall=seen, baseline=bare)
+        figure.add(wall=seen, baseline=bare, page_cpu=explored.main_thread())
     # the first round loads what later ones have
     figure.values = {name: values[1:] for name, values in figure.values.items()}
     yield figure
 
 
 def heads(explored: Explored, tokens: int, rounds: int) -> Iterator[Figure]:
-    """A key until the head of the next layer is seen: never asked for, had by the server, had by the page."""
-    model, page = explored.model, explored.page
-    labels = [head.label for head in roles.heads(model)]
-    by_layer = list(dict.fromkeys(head.path for head in roles.heads(model)))
-    column = [next(h.label for h in roles.heads(model) if h.path == path) for path in by_layer]
+    """A key until a head is seen: new to all, had by the server alone, asked ahead by the page, had by it."""
+    page, limit = explored.page, 100.0 if tokens <= 512 else 1000.0
+    layers: dict[str, list[str]] = {}
+    for head in roles.heads(explored.model):
+        layers.setdefault(head.path, []).append(head.label)
+    column = [labels[0] for labels in layers.values()]
+    # layers that nobody looked at, far enough apart that none is asked ahead
+    apart = [labels[-1] for labels in layers.values()][2::3][:rounds]
     few = column[: rounds + 1]
-    new, known, kept = (
+    new, known, ahead, kept = (
         Figure(f"key until the head is seen, {how}", explored.name, tokens, aim=aim)
         for how, aim in (
-            ("new to all", 100.0 if tokens <= 512 else 1000.0),
-            ("server has it", 100.0 if tokens <= 512 else 1000.0),
+            ("new to all", limit),
+            ("server has it", limit),
+            ("page asked ahead", limit),
             ("page has it", 60.0 if tokens <= 512 else 90.0),
         )
     )
-    explored.go_to(few[0])
 
-    def seen(label: str) -> str:
-        return (
+    def pressed(figure: Figure, key: str, label: str) -> None:
+        seen = (
             f"document.querySelector('canvas.map')?.ariaLabel.includes('{label},') "
             "&& !document.querySelector('.patternpanel .stale')"
         )
+        found = explored.press(key, seen, f"/pattern/{label}")
+        names = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
+        address = next((name for name in names if f"/pattern/{label}" in name), None)
+        explored.settled()
+        if address is not None and "until_asked" in found:
+            found["baseline"], size = page.evaluate(BARE, address)
+            found["frame_kb"] = size / 1000
+        figure.add(**found)
 
-    frames: dict[str, str] = {}
+    def jump(figure: Figure, label: str) -> None:
+        page.locator("#view").focus()
+        page.keyboard.press("g")
+        page.keyboard.insert_text(label)
+        pressed(figure, "Enter", label)
 
-    def walk(figure: Figure, key: str, wanted: Sequence[str]) -> None:
-        for label in wanted:
-            found = explored.press(key, seen(label), f"/pattern/{label}")
-            for address in page.evaluate("performance.getEntriesByType('resource').map(one => one.name)"):
-                if f"/pattern/{label}" in address:
-                    frames[label] = address
-            explored.settled()
-            if label in frames:
-                found["baseline"], size = page.evaluate(BARE, frames[label])
-                found["frame_kb"] = size / 1000
-            figure.add(**found)
-
-    walk(new, "]", few[1:])
-    walk(kept, "[", few[-2::-1])
+    explored.go_to(few[0])
+    for label in apart:
+        jump(new, label)
     yield new
+    explored.go_to(few[0])
+    page.locator("#view").focus()
+    for label in few[1:]:
+        # as long as somebody looks at a head
+        page.wait_for_timeout(1500)
+        explored.until("performance.getEntriesByType('resource').every(one => one.responseEnd)")
+        pressed(ahead, "]", label)
+    yield ahead
+    for label in few[-2:-5:-1]:
+        pressed(kept, "[", label)
     yield kept
-    # a page that has nothing: the address says what it shows
     page.wait_for_timeout(600)
+    # a page that has nothing: its address says what it shows
     page.reload()
     page.locator("#head-title").wait_for(timeout=300_000)
     explored.settled()
-    page.locator("#view").focus()
-    walk(known, "]", few[1:])
+    for label in apart:
+        jump(known, label)
     yield known
     # what redraws only: a cursor that moves, and a theme that changes
     cursor = Figure("arrow key in the picture", explored.name, tokens, aim=60.0 if tokens <= 512 else 90.0)
     page.locator("canvas.map").focus()
-    for i in range(rounds):
+    for _ in range(rounds):
         before = page.locator("canvas.map").get_attribute("aria-label")
-        key = "ArrowUp" if i % 2 else "ArrowLeft"
-        cursor.add(**explored.press(key, f"document.querySelector('canvas.map').ariaLabel !== {json.dumps(before)}"))
+        cursor.add(**explored.press("ArrowUp", f"document.querySelector('canvas.map').ariaLabel !== {json.dumps(before)}"))
         explored.settled()
     yield cursor
-    recolour = Figure("recolour, main thread", explored.name, tokens, aim=16.0)
+    recolour = Figure("another theme, of the whole page: CPU of its main thread", explored.name, tokens)
     for i in range(rounds):
         before = explored.main_thread()
         page.emulate_media(color_scheme="light" if i % 2 else "dark")
@@ -288,7 +302,6 @@ def heads(explored: Explored, tokens: int, rounds: int) -> Iterator[Figure]:
     heap = Figure("heap of the page", explored.name, tokens, aim=250.0, unit="MiB")
     heap.add(wall=explored.heap())
     yield heap
-    _ = labels
 
 
 def ablations(explored: Explored, ids: torch.Tensor, tokens: int, rounds: int) -> Iterator[Figure]:
@@ -343,19 +356,30 @@ def typed(model: Any, tokens: int) -> tuple[str, torch.Tensor]:
 def measured(browser: Any, name: str, model: Any, tokens: int, rounds: int) -> Iterator[Figure]:
     """Yield every figure of a model and a length."""
     text, ids = typed(model, tokens)
-    with serving({NAMES[name]: lambda: model}, 2**30) as (root, store):
-        (served,) = store.models.values()
-        _ = served.model
-        explored = Explored(browser, root, model, served.id)
+    with serving({name: lambda: model}, 2**30) as (root, store):
+        _ = store.models[name].model
+        explored = Explored(browser, root, model, name)
         yield from paints(explored, tokens, rounds)
         first = Figure("text until the map is seen", explored.name, tokens)
         started, cpu = time.perf_counter(), time.process_time()
         explored.read(text)
         first.add(wall=1000 * (time.perf_counter() - started), server_cpu=1000 * (time.process_time() - cpu))
+        for part in ("tokenize", "runs", "thumbs", "lens"):
+            requests = explored.page.evaluate(ASKED, f"/{part}")
+            first.add(**{part: min(last - begun for begun, _, last, _ in requests)})
         yield first
         yield from heads(explored, tokens, rounds)
         yield from ablations(explored, ids, tokens, max(2, rounds // 2))
         explored.context.close()
+
+
+def kept(path: Path | None, measured: Collection[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the figures that a record has of other models and lengths, if it was made on this machine."""
+    if path is None or not path.exists():
+        return []
+    known = json.loads(path.read_text())
+    same = known["machine"]["processor"] == machine()["processor"]
+    return [one for one in known["figures"] if same and (one["model"], one["tokens"]) not in measured]
 
 
 def main() -> int:
@@ -374,7 +398,7 @@ def main() -> int:
     if program is None:
         print("There is no Chromium here: nothing was measured.")
         return 0
-    figures: list[dict[str, Any]] = []
+    figures = kept(asked.json, {(NAMES[name], tokens) for name in asked.models for tokens in asked.tokens})
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         for name in asked.models:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import numpy
 import pytest
@@ -30,7 +31,7 @@ from glassformer.serve.questions import QUESTIONS
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Superseded, Worker
 from glassformer.testing.models import subject
-from served import TOKEN, Served
+from served import TOKEN, Listening, Served
 
 ROOT = Path(__file__).parents[2]
 IDS = [3, 1, 4, 1, 5, 2]
@@ -68,7 +69,13 @@ def test_the_address_puts_the_token_into_a_cookie_and_leads_on_without_it(served
     cookie = found.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "glassformer-8000=" in cookie
     page = asked(served, "/", cookie=cookie.partition(";")[0])
-    assert page.status_code == 200 and "explorer.js" in page.text
+    assert page.status_code == 200
+    # what its digest names may be kept, and nothing else
+    (script,) = re.findall(r'src="(/explorer\.js[^"]*)"', page.text)
+    address = script.replace("&amp;", "&")
+    for path, kept in ((address, True), (address[:-1], False), ("/", False)):
+        headers = asked(served, path, authorization=f"Bearer {TOKEN}").headers
+        assert ("immutable" in headers["cache-control"]) == kept
 
 
 @pytest.mark.parametrize(
@@ -366,6 +373,34 @@ def test_a_worker_that_has_too_much_to_do_says_so() -> None:
             worker.submit(lambda: None)
     going.set()
     worker.stop()
+
+
+def test_who_leaves_in_the_middle_of_a_stream_frees_the_worker_at_once() -> None:
+    model, steps = gf.load("attn-only-2l"), list[int]()
+
+    def slowly(*_: Any) -> None:
+        steps.append(1)
+        time.sleep(0.05)
+
+    model.unembed.register_forward_hook(slowly)
+    server = Listening({"attn-only-2l": lambda: model})
+    client = httpx.Client(base_url=f"{server.root}/api/v1/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    with client:
+        run = client.post("runs", json={"model": "attn-only-2l", "ids": IDS}).json()["id"]
+        for address, spec in (("sweeps", {"sweep": "ablate_heads"}), ("generate", {"max_new_tokens": 200})):
+            began = len(steps)
+            with client.stream("POST", address, json={"run": run} | spec) as stream:
+                found = stream.iter_lines()
+                assert "fault" not in json.loads(next(found)) | json.loads(next(found))
+                # while it goes on others are answered between its steps: 200 of them take ten seconds
+                assert client.get(f"runs/{run}/row/L1H1/3").status_code == 200
+            assert client.get(f"runs/{run}/row/L0H1/5").status_code == 200
+            until, ended = time.monotonic() + 10, -1
+            while len(steps) != ended and time.monotonic() < until:
+                ended = len(steps)
+                time.sleep(0.15)
+            assert began < len(steps) == ended < began + 200
+    server.stop()
 
 
 # ------------------------------------------------------------------------------------------------------- a process

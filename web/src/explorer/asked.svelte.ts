@@ -1,9 +1,10 @@
 // A question whose answer follows what it depends on: asked again when that changes, the latest alone being waited for.
 
 import type { Fault } from "./api";
-import { isDropped, Refusal, type Answer, type Question, type Transport } from "./transport";
+import { isDropped, Refusal, UNREACHABLE, type Answer, type Question, type Transport } from "./transport";
 
 let lanes = 0;
+const AGAIN = 1000; // milliseconds until a server that does not answer is asked again
 const IDLE = 200; // milliseconds without a new question, after which those to come are asked
 
 export class Asked {
@@ -29,18 +30,27 @@ export class Asked {
       const leaving = new AbortController();
       const settled = (answer: Answer | null, fault: Fault | null) => {
         if (leaving.signal.aborted) return;
+        if (fault?.code === UNREACHABLE) {
+          this.fault = fault;
+          setTimeout(ask, AGAIN);
+          return;
+        }
         [this.answer, this.fault, this.question, this.isWaiting] = [answer, fault, question, false];
       };
-      api.ask(question, { lane, signal: leaving.signal }).then(
-        (answer) => settled(answer, null),
-        (error: unknown) => {
-          if (!isDropped(error))
-            settled(
-              null,
-              error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" },
-            );
-        },
-      );
+      const ask = () => {
+        if (leaving.signal.aborted) return;
+        api.ask(question, { lane, signal: leaving.signal }).then(
+          (answer) => settled(answer, null),
+          (error: unknown) => {
+            if (!isDropped(error))
+              settled(
+                null,
+                error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" },
+              );
+          },
+        );
+      };
+      ask();
       return () => leaving.abort();
     });
   }
