@@ -28,7 +28,7 @@ browser_test = pytest.mark.browser
 
 
 def _other() -> Any:
-    """The same model but for one tensor: queries, keys and values of its first layer, which read the stream reversed."""
+    """The same model but for one tensor: what makes queries, keys and values in its first layer reads backwards."""
     model = subject("gpt2", batch=1, dtype=torch.float32).model
     with torch.no_grad():
         weight = model.get_parameter("stack.blocks.0.attn.projection.qkv.weight")
