@@ -24,10 +24,12 @@ from starlette.testclient import TestClient
 import glassformer as gf
 from glassformer.analysis import Run
 from glassformer.cli import main
+from glassformer.labelled import Labelled
 from glassformer.models import Sampling, generate, stream
 from glassformer.serve import Limits
+from glassformer.serve.api import PatternView, from_query
 from glassformer.serve.frames import ENCODINGS
-from glassformer.serve.questions import QUESTIONS
+from glassformer.serve.questions import QUESTIONS, Answer
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Superseded, Worker
 from glassformer.testing.models import subject
@@ -300,6 +302,16 @@ def test_what_is_too_large_is_refused_and_says_how_much_is_taken() -> None:
     assert found.status_code == 413 and "2,048, and this server takes 2,047" in found.json()["fault"]["message"]
     assert one.get(f"runs/{run}/export", params={"sites": "*"}).status_code == 413
     assert one.post("generate", json={"run": run, "max_new_tokens": 9}).status_code == 413
+
+
+def test_a_pattern_is_sent_in_a_byte_for_each_pair_that_its_mask_allows() -> None:
+    labels = [f"{i}:  token" for i in range(2_048)]
+    weights = torch.rand(2_048, 2_048).masked_fill(torch.ones(2_048, 2_048).triu(1).bool(), torch.nan)
+    answer = Answer(
+        "pattern", {"weights": Labelled(weights, ("query", "key"), {"query": labels, "key": labels})}, {}, "python"
+    )
+    view = from_query(PatternView, {"form": "frame", "encoding": "sqrt8", "packing": "tril"})
+    assert len(answer.sent(view, Limits())[0]) <= 2_200_000
 
 
 def test_memory_stays_within_its_limit_and_a_run_that_was_let_go_comes_back() -> None:
