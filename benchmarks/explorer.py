@@ -98,7 +98,10 @@ class Figure:
         """The figure as JSON data."""
         spreads = {name: asdict(Spread.of(values)) for name, values in self.values.items()}
         aim = self.aim if self.aim is not None else spreads.get("limit", {}).get("median")
-        met = None if aim is None else "yes" if spreads["wall"]["median"] <= aim else "no"
+        met = None
+        if aim is not None:
+            wall = spreads["wall"]
+            met = "yes" if wall["median"] <= aim else "in the quickest round" if wall["least"] <= aim else "no"
         told = {"figure": self.name, "model": self.model, "tokens": self.tokens, "unit": self.unit, "aim": aim}
         return told | {"met": met, "rounds": len(self.values["wall"])} | spreads
 

@@ -202,7 +202,7 @@ def _applicability(model: Model) -> dict[str, Any]:
 
 
 class ServedRun:
-    """One run: its stream, and what was read of it lately, as far as that takes half of the server's memory at most.
+    """One run: its stream, and what was read of it lately, as far as that takes most of the server's memory.
 
     Args:
         id: Its name in addresses.
@@ -264,8 +264,8 @@ class ServedRun:
         found = self.cached.read(missing)
         with self._lock:
             self.sites |= found.sites
-            # one run does not take the room of all: what was read first goes first
-            while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
+            # what was read first goes first; an eighth is for the streams of this run and others
+            while sum(value.values.nbytes for value in self.sites.values()) > 7 * self.served.limits.memory // 8:
                 self.sites.popitem(last=False)
         sites = {name: have[name] if name in have else found.sites[name] for name in wanted}
         return replace(found, sites=sites, logits=sites["logits"].values if "logits" in sites else None)
@@ -391,20 +391,18 @@ class Store:
         return self._keep(run)
 
     def fit(self) -> None:
-        """Let go of what is oldest until all that is kept is within the limit; the newest run stays."""
+        """Let go of what is oldest until all that is kept is within the limit; the newest run stays.
+
+        What was read of runs goes before any run does: it comes back by a pass through one layer, and not through all.
+        """
         with self._lock:
             left = list(self.runs.values())
-            total = sum(run.nbytes for run in left)
-            while total > self.limits.memory and left:
-                oldest = left[0]
-                if oldest.forget_oldest():
-                    total = sum(run.nbytes for run in left)
+            while sum(run.nbytes for run in left) > self.limits.memory:
+                if any(run.forget_oldest() for run in left):
                     continue
                 if len(left) == 1:
                     return
-                del self.runs[oldest.id]
-                left = left[1:]
-                total = sum(run.nbytes for run in left)
+                del self.runs[left.pop(0).id]
 
     def _read(self, model: Model, spec: RunSpec) -> Inputs:
         """Return what a run reads, checked before anything runs."""
