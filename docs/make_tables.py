@@ -42,9 +42,9 @@ FIGURES = {
     "5-gram_bits_per_byte": ("of a 5-gram", "五元模型"),
     "prefix_matching": ("prefix matching", "前缀匹配"),
     "prefix_matching_on_text": ("on text", "在文本上"),
-    "indirect_objects": ("indirect objects", "间接宾语"),
-    "subject_verb_agreement": ("agreement", "主谓一致"),
-    "greater_than": ("greater than", "大于"),
+    "indirect_objects_new_words_and_frames": ("new indirect objects", "新的间接宾语"),
+    "subject_verb_agreement_new_words": ("agreement, new nouns", "新名词的主谓一致"),
+    "greater_than_new_frames": ("greater than, new frames", "新句式的大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
     "exact_match": ("exact match", "完全匹配"),
 }
