@@ -353,7 +353,9 @@ def typed(model: Any, tokens: int) -> tuple[str, torch.Tensor]:
         middle = (low + high) // 2
         low, high = (middle, high) if len(model.tokenizer.encode(" ".join(words[:middle]))) < tokens else (low, middle)
     text = " ".join(words[:low])
-    return text, gf.run(model, text).ids
+    ids = gf.run(model, text).ids
+    assert ids is not None, "a model with a tokenizer reads ids"
+    return text, ids
 
 
 def measured(browser: Any, name: str, model: Any, tokens: int, rounds: int) -> Iterator[Figure]:

@@ -7,8 +7,6 @@ let lanes = 0;
 const AGAIN = 1000; // milliseconds until a server that does not answer is asked again
 const IDLE = 200; // milliseconds without a new question, after which those to come are asked
 
-const behindFrame = (show: () => void) => requestAnimationFrame(() => requestAnimationFrame(show));
-
 export class Asked {
   /** The latest answer, which stays while the next is waited for. */
   answer = $state.raw<Answer | null>(null);
@@ -18,11 +16,8 @@ export class Asked {
   /** The question that was answered last. */
   question = $state.raw<Question | null>(null);
 
-  /**
-   * Asks while the component it is made in lives. `make` gives null while there is nothing to ask. What stands beside the
-   * picture that a person waits for is shown behind the picture's frame, however soon it is answered.
-   */
-  constructor(api: Transport, make: () => Question | null, { isBeside = false } = {}) {
+  /** Asks while the component it is made in lives. `make` gives null while there is nothing to ask. */
+  constructor(api: Transport, make: () => Question | null) {
     const lane = `asked-${(lanes += 1)}`;
     const key = $derived(JSON.stringify(make()));
     $effect(() => {
@@ -45,7 +40,7 @@ export class Asked {
       const ask = () => {
         if (leaving.signal.aborted) return;
         api.ask(question, { lane, signal: leaving.signal }).then(
-          (answer) => (isBeside ? behindFrame(() => settled(answer, null)) : settled(answer, null)),
+          (answer) => settled(answer, null),
           (error: unknown) => {
             if (!isDropped(error))
               settled(
