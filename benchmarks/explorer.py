@@ -369,7 +369,7 @@ def measured(browser: Any, name: str, model: Any, tokens: int, rounds: int) -> I
         started, cpu = time.perf_counter(), time.process_time()
         explored.read(text)
         first.add(wall=1000 * (time.perf_counter() - started), server_cpu=1000 * (time.process_time() - cpu))
-        for part in ("tokenize", "runs", "thumbs", "lens"):
+        for part in ("tokenize", "thumbs", "lens"):
             # ids are not made of a text
             for begun, _, last, _ in explored.page.evaluate(ASKED, f"/{part}")[-1:]:
                 first.add(**{part: last - begun})
