@@ -42,13 +42,13 @@ def run(case: Case) -> Measures:
     return asked(MIXERS[case["keys"]], Needle(length=LENGTH, depth=0.1), case)
 
 
-def asked(mixer: MixerConfig, data: Needle, case: Case) -> dict[str, float]:
+def asked(mixer: MixerConfig, data: Needle, case: Case, width: int = WIDTH, lr: float = 3e-3) -> dict[str, float]:
     """Return how an encoder of a mechanism answers, having learned to."""
-    layer = block(mixer, n_heads=4, mlp=Mlp(2 * WIDTH))
-    config = EncoderConfig(len(data.symbols()), WIDTH, repeat(layer, 2), max_len=data.length, positions=Learned())
+    layer = block(mixer, n_heads=4, mlp=Mlp(2 * width))
+    config = EncoderConfig(len(data.symbols()), width, repeat(layer, 2), max_len=data.length, positions=Learned())
     rows, model, steps = data.build(), config.build(case.seed), case["steps"]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=steps, pct_start=0.1)
     for step in range(steps):
         optimiser.zero_grad()
         loss_of(model, rows.batch(step)).mean().backward()
