@@ -1,5 +1,6 @@
 """Answers that come piece by piece: sweeps, cell by cell, and texts, token by token; each an iterator of JSON data."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from glassformer.models.sampling import Draw
 from glassformer.serve.api import GenerateSpec, SweepSpec
 from glassformer.serve.runs import Limits, ServedRun
 from glassformer.trace import At, Edit, Scale, Set
+
+_STEP = 0.25  # seconds that other requests wait for at most, but for a few passes of a large model
 
 
 def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limits) -> Iterator[dict[str, Any]]:
@@ -39,7 +42,10 @@ def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limi
     edits = [edit for _, edit in run.cached.edits]
     names = {"patch_positions": "*blocks.*.resid_pre", "patch_heads": "*.z", "ablate_heads": ""}
     lent = None if donor is None or not names[spec.sweep] else donor.read([names[spec.sweep]])
+    started = time.perf_counter()
     measured = {"base": sweep(model, base, [[]], metric, target=target, base_edit=edits)}
+    # each step has a pass of the base beside its rows
+    longest = max(_STEP, 4 * (time.perf_counter() - started))
     if donor is not None:
         measured["donor"] = _alone(donor, metric)
     columns = next(iter(by_layer.values()), ())
@@ -48,11 +54,17 @@ def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limi
         "columns": len(columns), "python": _code(run, donor, spec, answer),
         **{name: float(found.values.values.flatten()[0]) for name, found in measured.items()},
     }  # fmt: skip
+    n = 1
     for i, columns in enumerate(by_layer.values()):
-        rows = [[_changed(spec, column, lent)] for column in columns]
-        found = sweep(model, base, rows, metric, target=target, base_edit=edits)
-        for j, (column, value) in enumerate(zip(columns, found.values.values.flatten().tolist())):
-            yield {"i": i, "j": j, "at": column[0], "value": value}
+        j = 0
+        while j < len(columns):
+            some = columns[j : j + n]
+            started, rows = time.perf_counter(), [[_changed(spec, column, lent)] for column in some]
+            found = sweep(model, base, rows, metric, target=target, base_edit=edits)
+            for column, value in zip(some, found.values.values.flatten().tolist()):
+                yield {"i": i, "j": j, "at": column[0], "value": value}
+                j += 1
+            n = max(1, 2 * n if time.perf_counter() - started < longest / 2 else n // 2)
 
 
 def _alone(run: ServedRun, metric: Metric) -> Any:
