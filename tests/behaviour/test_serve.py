@@ -157,6 +157,17 @@ def test_cards_say_what_pictures_may_assume(served: Served) -> None:
     assert cards["pairs"][3]["crosses"] and cards["pairs"][3]["support"] == "full"
 
 
+def test_a_card_has_a_text_to_begin_with_if_its_model_reads_texts(served: Served) -> None:
+    example = {
+        name: served.post("models/load", json={"model": name}).json()["example"] for name in ("attn-only-2l", "tiny")
+    }
+    assert example["tiny"] == ""
+    assert (
+        "".join(token["text"] for token in served.run("attn-only-2l", example["attn-only-2l"])["tokens"][1:])
+        == (example["attn-only-2l"])
+    )
+
+
 def test_the_page_on_serving_names_every_question() -> None:
     page = (ROOT / "docs" / "how-to" / "serve-a-model.md").read_text(encoding="utf-8")
     tables = "\n".join(line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `"))

@@ -30,7 +30,7 @@ from glassformer.files import json_text
 from glassformer.labelled import Labelled
 from glassformer.models import Model
 from glassformer.models.readable import readable_outputs
-from glassformer.models.reading import Inputs, Side
+from glassformer.models.reading import Inputs, Side, read_side
 from glassformer.serve.api import (
     Borrowed,
     Change,
@@ -46,6 +46,7 @@ from glassformer.serve.api import (
 from glassformer.serve.worker import Worker
 from glassformer.trace import Add, At, Edit, Project, Scale, Set, Site
 from glassformer.version import __version__
+from glassformer.zoo.examples import example_of
 
 _LIKELIEST = 5  # answers shown of each position
 _NAMED = {"set": Set, "add": Add, "scale": Scale}
@@ -143,7 +144,18 @@ class ServedModel:
             layers=layer_cards(model),
             applies=_applicability(model),
             notes=tuple(str(note) for note in model.checkpoint_notes),
+            example=_example(model),
         )
+
+
+def _example(model: Model) -> str:
+    """Return a text that a model may begin with; none if it cannot read it."""
+    example = example_of(model.name)
+    try:
+        read_side(model, example, "source" if model.reads_pairs else "prompt")
+    except GlassformerError:
+        return ""
+    return example
 
 
 def layer_cards(model: Model) -> tuple[LayerCard, ...]:

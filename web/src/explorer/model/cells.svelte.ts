@@ -15,6 +15,9 @@ import { isDropped } from "../transport";
 export interface Scores {
   key: string;
   name: string;
+  /** The name without that of its group, where it stands under it. */
+  short: string;
+  group: string;
   /** In what: a share from 0 to 1, or logits. */
   unit: "share" | "logits";
   values: ReadonlyMap<string, number | null>;
@@ -51,7 +54,12 @@ export class Cells {
     const shows = (prefix: string) => this.isFinder || this.chosen.startsWith(prefix);
     this.roles = new Asked(api, () => (shows("text ") ? ofShown(explorer, "roles") : null));
     this.general = new Asked(api, () => (shows("general ") ? ofWeights(explorer, "scores") : null));
-    const aimed = () => ({ answer: explorer.aim.answer, against: explorer.aim.against, position: this.position });
+    // A and B are asked about one logit
+    const aimed = () => ({
+      answer: explorer.aim.answer ?? explorer.a.top.at(this.position)?.ids[0] ?? null,
+      against: explorer.aim.against,
+      position: this.position,
+    });
     this.direct = new Asked(api, () => (shows("direct") ? ofShown(explorer, "attribution", { view: aimed() }) : null));
     this.thumbs = new Asked(api, () => {
       if (this.chosen !== "pattern" || this.isFinder) return null;
@@ -121,12 +129,14 @@ export class Cells {
 
   /** Everything there is to show as a number, whether it was asked for yet or not. */
   get all(): readonly Scores[] {
-    const ofRoles = (asked: Asked, prefix: string, name: (role: string) => string): Scores[] => {
+    const ofRoles = (asked: Asked, prefix: string, group: string, name: (role: string) => string): Scores[] => {
       const scores = asked.answer?.arrays.scores;
       const roles = (scores?.labels("role") as string[] | undefined) ?? ROLES;
       return roles.map((role, r) => ({
         key: `${prefix} ${role}`,
         name: name(roleName(role)),
+        short: roleName(role),
+        group,
         unit: "share",
         values: new Map(scores?.labels("head").map((label, h) => [String(label), scores.at(h, r)])),
         fault: asked.fault,
@@ -138,6 +148,8 @@ export class Cells {
       {
         key: "direct",
         name: spoken("direct effect on the logit"),
+        short: spoken("direct effect"),
+        group: spoken("on the logit"),
         unit: "logits",
         fault: this.direct.fault,
         isWaiting: this.direct.isWaiting,
@@ -146,12 +158,16 @@ export class Cells {
       {
         key: "ablation",
         name: spoken("effect of setting it to zero"),
+        short: spoken("set to zero"),
+        group: spoken("on the logit"),
         unit: "logits",
         values: this.ablated,
         ...this.ablation,
       },
-      ...ofRoles(this.roles, "text", (role) => spoken("{role}, on this text", { role })),
-      ...ofRoles(this.general, "general", (role) => spoken("{role}, in general", { role })),
+      ...ofRoles(this.roles, "text", spoken("on this text"), (role) => spoken("{role}, on this text", { role })),
+      ...ofRoles(this.general, "general", spoken("on random tokens, repeated"), (role) =>
+        spoken("{role}, in general", { role }),
+      ),
     ];
   }
 
