@@ -28,7 +28,7 @@ from glassformer.serve import Limits
 from glassformer.serve.frames import ENCODINGS
 from glassformer.serve.questions import QUESTIONS
 from glassformer.serve.schema import schema, text as schema_text
-from glassformer.serve.worker import Busy, Superseded, Worker
+from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.testing.models import subject
 from served import TOKEN, Served
 
@@ -312,10 +312,11 @@ def test_memory_stays_within_its_limit_and_a_run_that_was_let_go_comes_back() ->
 
 
 def test_the_latest_of_a_lane_is_answered_and_older_ones_are_dropped() -> None:
-    worker, going, done = Worker("test"), threading.Event(), list[int]()
+    worker, lanes, going, done = Worker("test"), Lanes(), threading.Event(), list[int]()
 
     async def ask(i: int) -> int:
-        return await worker.ask(lambda: (done.append(i), i)[1], lane="page/run")
+        with lanes.turn("page/run") as turn:
+            return await worker.ask(lambda: (done.append(i), i)[1], turn=turn)
 
     async def main() -> list[Any]:
         # what is under way keeps the others waiting
@@ -332,6 +333,28 @@ def test_the_latest_of_a_lane_is_answered_and_older_ones_are_dropped() -> None:
     assert found[-1] == 4 and done == [4]
     assert all(isinstance(one, Superseded) for one in found[:-1])
     worker.stop()
+
+
+def test_an_older_request_that_has_more_to_do_never_takes_the_place_of_a_newer_one() -> None:
+    workers, lanes, going = [Worker("one"), Worker("other")], Lanes(), threading.Event()
+
+    async def ask(*work: tuple[int, Any]) -> Any:
+        with lanes.turn("page/run") as turn:
+            return [await workers[i].ask(one, turn=turn) for i, one in work][-1]
+
+    async def main() -> list[Any]:
+        # the first is at its first part when the second comes, which has to wait
+        older = asyncio.ensure_future(ask((0, lambda: going.wait(10)), (1, lambda: "old"), (0, lambda: "old")))
+        await asyncio.sleep(0.05)
+        newer = asyncio.ensure_future(ask((0, lambda: "new"), (0, lambda: "newest")))
+        await asyncio.sleep(0.05)
+        going.set()
+        return await asyncio.gather(older, newer, return_exceptions=True)
+
+    older, newer = asyncio.run(main())
+    assert newer == "newest" and isinstance(older, Superseded)
+    for worker in workers:
+        worker.stop()
 
 
 def test_steps_let_other_work_through_and_end_when_nobody_listens() -> None:

@@ -13,7 +13,7 @@ requests there answered, and older ones dropped.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar, get_args
 
 from starlette.applications import Starlette
@@ -33,10 +33,11 @@ from glassformer.serve.questions import QUESTIONS, Answer, Question, exported
 from glassformer.serve.runs import NotFound, ServedModel, ServedRun, Store, TooLarge, token_cards
 from glassformer.serve.schema import schema
 from glassformer.serve.streams import swept, written
-from glassformer.serve.worker import Busy, Superseded, Worker
+from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.words import Language, language, speaking
 
 T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 LANE = "glassformer-lane"
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 _ROOT = f"/api/{api.VERSION}"
@@ -57,10 +58,10 @@ class _Application:
     """What answers requests about the models and runs of a store."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store, self.lanes = store, Lanes()
 
     def routes(self) -> list[Route]:
-        return [
+        found = [
             Route("/", self.file),
             *(Route(f"/{name}", self.file) for name in ("explorer.js", "explorer.css")),
             Route(f"{_ROOT}/schema.json", self.schema),
@@ -78,6 +79,7 @@ class _Application:
             Route(f"{_ROOT}/sweeps", self.sweep, methods=["POST"]),
             Route(f"{_ROOT}/generate", self.generate, methods=["POST"]),
         ]
+        return [Route(one.path, self._in_turn(one.endpoint), methods=sorted(one.methods or ())) for one in found]
 
     # ------------------------------------------------------------------------------------------------ facts
 
@@ -181,6 +183,16 @@ class _Application:
 
     # ------------------------------------------------------------------------------------------------ ways there
 
+    def _in_turn(self, answer: Endpoint) -> Endpoint:
+        """Return what answers a request until a later one of its lane comes."""
+
+        async def answered(request: Request) -> Response:
+            with self.lanes.turn(request.headers.get(LANE, "")[:200]) as turn:
+                request.state.turn = turn
+                return await answer(request)
+
+        return answered
+
     def _run(self, request: Request) -> ServedRun:
         return self.store.run(request.path_params["run"])
 
@@ -208,7 +220,7 @@ class _Application:
             finally:
                 self.store.fit()
 
-        asked = asyncio.ensure_future(worker.ask(done, lane=request.headers.get(LANE, "")[:200]))
+        asked = asyncio.ensure_future(worker.ask(done, turn=request.state.turn))
         left = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,6 +230,8 @@ class _Application:
         finally:
             left.cancel()
             asked.cancel()
+            # what nobody waits for any more has nobody to tell what went wrong
+            await asyncio.gather(left, asked, return_exceptions=True)
 
     async def _sent(
         self, request: Request, worker: Worker, answer: Answer, view: api.View, headers: dict[str, str] | None = None
