@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from glassformer.analysis import Run
 from glassformer.config import Config
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError, MissingExtra, nearest, shortened
 from glassformer.files import json_text
@@ -29,10 +30,10 @@ from glassformer.models.reading import Side
 from glassformer.render.page import explorer_files
 from glassformer.serve import api
 from glassformer.serve.guards import Guarded
-from glassformer.serve.questions import QUESTIONS, Answer, Question, exported
+from glassformer.serve.questions import QUESTIONS, Answer, Question, exported, of_both
 from glassformer.serve.runs import NotFound, ServedModel, ServedRun, Store, TooLarge, token_cards
 from glassformer.serve.schema import schema
-from glassformer.serve.streams import swept, written
+from glassformer.serve.streams import aimed, donated, swept, written
 from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.words import Language, language, speaking
 
@@ -114,8 +115,10 @@ class _Application:
 
     async def make_run(self, request: Request) -> Response:
         spec = await self._body(request, api.RunSpec)
-        worker = self.store.model(spec.model).worker
-        return _json(await self._on(request, worker, lambda: self.store.made(spec).card.to_dict()))
+        worker, lent = self.store.model(spec.model).worker, dict[str, Run]()
+        for id, (lender, sites) in self.store.lenders(spec).items():
+            lent[id] = await self._on(request, lender.served.worker, lambda of=lender, sites=sites: of.read(sites))
+        return _json(await self._on(request, worker, lambda: self.store.made(spec, lent).card.to_dict()))
 
     async def run_card(self, request: Request) -> Response:
         run = self._run(request)
@@ -125,6 +128,8 @@ class _Application:
         run, question = self._run(request), _question(request, ("run", "head", "row"))
         view, where = api.from_query(question.view, request.query_params), _where(request, question)
         other = None if view.minus is None else self.store.run(view.minus)
+        if other is not None:
+            view = await self._on(request, run.served.worker, lambda: of_both(run, other, view))
         answer = await self._on(request, run.served.worker, lambda: question.answer(run, *where, view))
         if other is not None:
             theirs = await self._on(request, other.served.worker, lambda: question.answer(other, *where, view))
@@ -154,7 +159,10 @@ class _Application:
     async def sweep(self, request: Request) -> Response:
         spec = await self._body(request, api.SweepSpec)
         run = self.store.run(spec.run)
-        donor = None if spec.donor is None else self.store.run(spec.donor)
+        spec, donor = await self._on(request, run.served.worker, lambda: aimed(run, spec)), None
+        if spec.donor is not None:
+            lender = self.store.run(spec.donor)
+            donor = await self._on(request, lender.served.worker, lambda: donated(lender, run, spec))
         return await self._lines(run, lambda: swept(run, donor, spec, self.store.limits))
 
     async def generate(self, request: Request) -> Response:

@@ -56,7 +56,7 @@ class Turn:
 
 
 class Lanes:
-    """The lanes of pages, in each of which the request that came last is worked for; for one thread, that of the loop."""
+    """The lanes of pages, in each of which the request that came last is worked for; all on the thread of the loop."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Turn] = {}
