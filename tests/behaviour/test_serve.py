@@ -22,8 +22,10 @@ from starlette.testclient import TestClient
 
 import glassformer as gf
 from glassformer.analysis import Run
+from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.cli import main
 from glassformer.models import Sampling, generate, stream
+from glassformer.render.page import attention_page
 from glassformer.serve import Limits
 from glassformer.serve.frames import ENCODINGS
 from glassformer.serve.questions import QUESTIONS
@@ -274,6 +276,18 @@ def test_sites_are_exported_as_files(served: Served, tmp_path: Path) -> None:
     )
 
 
+def test_the_page_of_a_run_is_that_of_its_changes(served: Served) -> None:
+    change = {"edit": "scale", "site": "L0H1.pattern", "value": 0.5}
+    card = served.run("tiny", IDS, changes=[change])
+    page = served.get(f"runs/{card['id']}/export", params={"form": "html"})
+    assert page.headers["content-disposition"].endswith('.html"')
+    model = served.models["tiny"]
+    run = gf.run(model, IDS, read=pattern_sites(model), edit=[gf.Scale("L0H1.pattern", 0.5)])
+    assert page.text == attention_page(attention_of(run).to_dict())
+    for view in ({"form": "html", "sites": "L0H1.z"}, {"form": "npz"}):
+        assert served.get(f"runs/{card['id']}/export", params=view).status_code == 400
+
+
 # ------------------------------------------------------------------------------------------------------- limits
 
 
@@ -349,7 +363,7 @@ def test_an_older_request_that_has_more_to_do_never_takes_the_place_of_a_newer_o
         newer = asyncio.ensure_future(ask((0, lambda: "new"), (0, lambda: "newest")))
         await asyncio.sleep(0.05)
         going.set()
-        return await asyncio.gather(older, newer, return_exceptions=True)
+        return [*await asyncio.gather(older, newer, return_exceptions=True)]
 
     older, newer = asyncio.run(main())
     assert newer == "newest" and isinstance(older, Superseded)

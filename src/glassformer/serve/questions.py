@@ -17,10 +17,12 @@ from glassformer import analysis
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads import roles
 from glassformer.analysis.places import text_positions
+from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.errors import AnalysisUnavailable, ConfigError, ShapeMismatch
 from glassformer.files import json_text
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics.precision import wide
+from glassformer.render.page import attention_page
 from glassformer.serve import api
 from glassformer.serve.frames import encoded, frame, reduced
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
@@ -400,7 +402,20 @@ QUESTIONS: dict[str, Question] = {
 
 
 def exported(run: ServedRun, view: api.ExportView, limits: Limits) -> tuple[bytes, str, str]:
-    """Return a file of sites of a run: its bytes, its media type, and what its name ends with."""
+    """Return a file of a run: its bytes, its media type, and what its name ends with.
+
+    Raises:
+        ConfigError: A file of sites without any, or a page of some.
+        TooLarge: It has too many bytes.
+    """
+    if (view.form == "html") == bool(view.sites):
+        raise ConfigError(
+            'a file is of sites: name them, "sites=L1H6.pattern"; a page (form=html) is of the whole run.'
+        )
+    if view.form == "html":
+        whole = run.read(pattern_sites(run.model))
+        limits.require("answer", sum(one.values.nbytes for one in whole.sites.values()), "bytes of the page")
+        return attention_page(attention_of(whole).to_dict()).encode(), "text/html; charset=utf-8", "html"
     table = run.model.sites()
     names = [one.name for name in view.sites for one in table.locate(name)]
     found = run.read(view.sites)

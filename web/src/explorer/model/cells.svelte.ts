@@ -9,6 +9,7 @@ import { Asked } from "../asked.svelte";
 import { faultOf, type Explorer } from "../explorer.svelte";
 import { headsOf, ofShown, ofWeights } from "../looking";
 import { roleName } from "../../explanation/explained";
+import { aimOf, positionOf } from "../position/target";
 import { isDropped } from "../transport";
 
 /** What is known of each head, or of a sub-layer, by its label. */
@@ -51,8 +52,9 @@ export class Cells {
     const shows = (prefix: string) => this.isFinder || this.chosen.startsWith(prefix);
     this.roles = new Asked(api, () => (shows("text ") ? ofShown(explorer, "roles") : null));
     this.general = new Asked(api, () => (shows("general ") ? ofWeights(explorer, "scores") : null));
-    const aimed = () => ({ answer: explorer.aim.answer, against: explorer.aim.against, position: this.position });
-    this.direct = new Asked(api, () => (shows("direct") ? ofShown(explorer, "attribution", { view: aimed() }) : null));
+    this.direct = new Asked(api, () =>
+      shows("direct") ? ofShown(explorer, "attribution", { view: aimOf(explorer) }) : null,
+    );
     this.thumbs = new Asked(api, () => {
       if (this.chosen !== "pattern" || this.isFinder) return null;
       const isSigned =
@@ -65,7 +67,7 @@ export class Cells {
     const wanted = $derived((this.isFinder ? explorer.tabs.sort : this.chosen) === "ablation");
     const sweeps = $derived(
       JSON.stringify({
-        ...aimed(),
+        ...aimOf(explorer),
         runs: explorer.show === "difference" ? [explorer.shown.id, explorer.a.id] : [explorer.shown.id],
       }),
     );
@@ -86,12 +88,9 @@ export class Cells {
     return this.explorer.tabs.model === "finder";
   }
 
-  /** Whose answer is asked about: the query under the cursor, if queries are what the logits are of. */
+  /** Whose answer is asked about. */
   get position(): number {
-    const { head, cursor, model } = this.explorer;
-    return head?.layer.stack === "encoder" && model.layers.some((layer) => layer.stack === "decoder")
-      ? -1
-      : cursor.query;
+    return positionOf(this.explorer);
   }
 
   private async ablate(runs: readonly string[], aim: Omit<Swept, "runs">, leaving: AbortController): Promise<void> {
