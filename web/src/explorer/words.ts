@@ -21,6 +21,7 @@ export const showName = (show: Show): string => ({ a: "A", b: "B", difference: "
 export const faultName = (code: string): string =>
   ({
     AnalysisUnavailable: spoken("Not defined here"),
+    NoPattern: spoken("Not defined here"),
     ShapeMismatch: spoken("No such place, or lengths that differ"),
     UnknownSite: spoken("No such head or site"),
     TextError: spoken("This text cannot be read"),
