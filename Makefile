@@ -107,6 +107,7 @@ notebooks: $(DEV)
 
 pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_explorer.py
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py --json benchmarks/results/$(shell uname -m)-$(shell nproc)-cores.json

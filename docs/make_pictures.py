@@ -30,13 +30,16 @@ def explain(page: Path, arguments: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def chromium() -> str:
+    """Return where the browser is; exit where there is none."""
+    found = next((path for path in map(which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+    return found or sys.exit("no chromium on PATH: install it (apt-get install chromium) and try again")
+
+
 def photograph(page: Path, picture: Path) -> None:
     """Save the page as a PNG, at one and a half times the resolution of a plain screen."""
-    chromium = next((path for path in map(which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
-    if chromium is None:
-        sys.exit("no chromium on PATH: install it (apt-get install chromium) and try again")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
         shown = browser.new_page(viewport={"width": 1120, "height": 800}, device_scale_factor=1.5, color_scheme="light")
         shown.goto(page.as_uri())
         shown.add_style_tag(content=LEFT_OUT)

@@ -31,6 +31,7 @@ SWEEPS = ROOT / "benchmarks" / "results" / "sweeps-x86_64-2-cores.json"
 STRESS = ROOT / "benchmarks" / "results" / "stress-x86_64-2-cores.json"
 ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
 PATTERNS = ROOT / "docs" / "images" / "mechanisms"
+EXPLORER = ROOT / "benchmarks" / "results" / "explorer-x86_64-2-cores.json"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
 REAL = ROOT / "benchmarks" / "results" / "real-models.json"
 GROUPS = ROOT / "docs" / "mechanism_groups.json"
@@ -41,9 +42,9 @@ FIGURES = {
     "5-gram_bits_per_byte": ("of a 5-gram", "五元模型"),
     "prefix_matching": ("prefix matching", "前缀匹配"),
     "prefix_matching_on_text": ("on text", "在文本上"),
-    "indirect_objects": ("indirect objects", "间接宾语"),
-    "subject_verb_agreement": ("agreement", "主谓一致"),
-    "greater_than": ("greater than", "大于"),
+    "indirect_objects_new_words_and_frames": ("new indirect objects", "新的间接宾语"),
+    "subject_verb_agreement_new_words": ("agreement, new nouns", "新名词的主谓一致"),
+    "greater_than_new_frames": ("greater than, new frames", "新句式的大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
     "exact_match": ("exact match", "完全匹配"),
 }
@@ -96,7 +97,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "README.md": readme(cards, chinese=False),
         ROOT / "README.zh.md": readme(cards, chinese=True),
         ROOT / "benchmarks" / "README.md": {
-            "speed": speed(), "circuits": circuits(), "sweeps": sweeps(), "large": large()
+            "speed": speed(), "circuits": circuits(), "sweeps": sweeps(), "explorer": explorer(), "large": large(),
         },
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms(), "assumptions": assumptions()},
         ROOT / "docs" / "claims.md": {"claims": claims()},
@@ -315,6 +316,33 @@ def sweeps() -> str:
             interval_said(faster, low, high, digits=0 if faster >= 100 else 2), f"≥ {row['aim']:g}",
             _met(faster, low, high, aim=row["aim"]), *_memory(row),
         ))  # fmt: skip
+    return _table(rows)
+
+
+def explorer() -> str:
+    """Return one row per figure of the explorer, model and length of text: waits, and the CPU time in them."""
+    found = json.loads(EXPLORER.read_text(encoding="utf-8"))["figures"]
+    rows: list[Sequence[str]] = [
+        ("figure", "model, tokens", "wait (all rounds)", "CPU ms: server, page", "baseline", "aim", "met")
+    ]
+
+    def median(figure: dict[str, Any], name: str) -> str:
+        return f"{figure[name]['median']:.0f}" if name in figure else ""
+
+    for figure in sorted(found, key=lambda one: (one["tokens"], one["model"])):
+        wall = figure["wall"]
+        cpu = ", ".join(median(figure, name) or "–" for name in ("server_cpu", "page_cpu"))
+        rows.append(
+            (
+                figure["figure"],
+                f"{figure['model']}, {figure['tokens']:,}",
+                f"{wall['median']:.0f} {figure['unit']} ({wall['least']:.0f}-{wall['largest']:.0f})",
+                "" if cpu == "–, –" else cpu,
+                median(figure, "baseline"),
+                "" if figure["aim"] is None else f"{figure['aim']:.0f}",
+                figure["met"] or "",
+            )
+        )
     return _table(rows)
 
 

@@ -84,14 +84,16 @@ class Listening:
 
     Args:
         models: What loads each, by name.
+        port: Of the address; any free one by default.
     """
 
-    def __init__(self, models: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, models: Mapping[str, Callable[[], Any]], port: int = 0) -> None:
         import uvicorn
 
         self.store = Store(models)
         self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", port))
         self.socket.listen(32)
         self.root = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(application(self.store, TOKEN), log_level="error", lifespan="off")

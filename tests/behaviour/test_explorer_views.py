@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
 import glassformer as gf
@@ -13,7 +14,7 @@ from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.lens import lens_grid
 from glassformer.models import Sampling, stream
 from glassformer.models.sampling import sampling_steps
-from pages import accessibility_report
+from glassformer.testing.models import subject
 from served import TOKEN, Listening
 
 pytestmark = pytest.mark.browser
@@ -36,7 +37,7 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
     """Return a function that opens the page with a text; it may not have complained, nor asked another host."""
     contexts, complaints, elsewhere = list[Any](), list[str](), list[str]()
 
-    def opened(text: str | None = TEXT, model: str = "gpt-4l", *, scheme: Any = "light", width: int = 1440) -> Page:
+    def opened(text: str = TEXT, model: str = "gpt-4l", *, scheme: Any = "light", width: int = 1440) -> Page:
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         shown = context.new_page()
@@ -45,10 +46,10 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
         shown.goto(f"{listening.root}/?token={TOKEN}")
         if model != "gpt-4l":
             shown.locator("header select").first.select_option(model)
-        if text is None:
-            return shown
         shown.locator("textarea").first.fill(text)
         shown.keyboard.press("Control+Enter")
+        # no longer of the text that the page begins with
+        expect(shown.locator(".run .small").first).to_contain_text(text[:8], use_inner_text=False)
         shown.locator("#view .levels").wait_for()
         return shown
 
@@ -114,23 +115,24 @@ def test_what_a_model_has_not_is_refused_in_the_librarys_words(explorer: Opener)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
-def test_every_view_is_accessible(explorer: Opener, scheme: str, width: int) -> None:
-    shown = explorer(scheme=scheme, width=width)
-    at_level(shown, 3)
-    shown.locator("table.drawing tbody tr").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 3, "The text goes on")
-    shown.locator(".writing").press("Space")
-    shown.locator("table.drawing tbody tr").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 1, "Sweeps")
-    shown.get_by_role("button", name="Start").click()
-    shown.locator("canvas.map").click()
-    assert accessibility_report(shown, "#view") == ""
-    at_level(shown, 1, "Composition")
-    shown.locator("svg .node").first.wait_for()
-    assert accessibility_report(shown, "#view") == ""
+def test_a_difference_on_the_map_is_that_of_one_logit(explorer: Opener, listening: Listening) -> None:
+    shown, model = explorer(model="attn-only-2l"), listening.model("attn-only-2l")
+    shown.locator("[data-label=L1H6]").click()
+    at_level(shown, 1)
+    shown.keyboard.press("x")
+    expect(shown.locator(".changes")).to_contain_text("L1H6.z is zero")
+    shown.locator("#view").press("d")
+    shown.locator(".maphead select").select_option("direct")
+    runs = [gf.run(model, TEXT, read=[direct_logit_attribution], edit=edit) for edit in ([], [gf.Scale("L1H6.z", 0.0)])]
+    assert runs[0].logits is not None and runs[1].logits is not None
+    answer = int(runs[0].logits[0, -1].argmax())
+    assert answer != int(runs[1].logits[0, -1].argmax()), "likeliest ones that differ, so that the two may be confused"
+    before, after = (direct_logit_attribution(run, answer=answer).contributions for run in runs)
+    for head in "L1H6", "L0H1", "L1H3":
+        effect = float(after.select(component=head).values) - float(before.select(component=head).values)
+        cell = shown.locator(f"[data-label={head}] .number")
+        expect(cell).to_have_text(re.compile(r"\d$"))
+        assert number(cell.inner_text().split()[-1]) == pytest.approx(effect, rel=0.02, abs=6e-3)
 
 
 @pytest.mark.full
@@ -219,11 +221,18 @@ def test_composition_answers_to_the_keyboard_and_to_the_threshold(explorer: Open
 
 
 @pytest.mark.full
-def test_composition_needs_no_text(explorer: Opener) -> None:
-    shown = explorer(None)
-    shown.locator(".welcome summary").press("Enter")
-    node = shown.locator("svg .node[data-head=L2H4]")
-    node.wait_for()
-    node.press("Enter")
-    expect(node).to_have_attribute("aria-pressed", "true")
-    expect(shown.locator("table.bars caption")).to_have_text("Pairs with L2H4")
+def test_composition_needs_no_text(browser: Any) -> None:
+    # a model without a tokenizer has no text to begin with
+    server = Listening({"gpt2": lambda: subject("gpt2", batch=1, dtype=torch.float32).model})
+    try:
+        shown = browser.new_page()
+        shown.goto(f"{server.root}/?token={TOKEN}")
+        shown.locator(".welcome summary").press("Enter")
+        node = shown.locator("svg .node[data-head=L1H1]")
+        node.wait_for()
+        node.press("Enter")
+        expect(node).to_have_attribute("aria-pressed", "true")
+        expect(shown.locator("table.bars caption")).to_have_text("Pairs with L1H1")
+        shown.close()
+    finally:
+        server.stop()

@@ -389,6 +389,48 @@ def test_ramps_pass_through_the_colours_of_the_signs_and_never_turn_back(palette
         assert min(steps) > -0.004
 
 
+# linear red, green and blue as eyes without one kind of cone get them (Machado and others 2009, full severity)
+VISIONS = {
+    "all cones": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "no long": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no middle": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
+    "no short": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
+}
+# to cones, and from their cube roots to lightness and two axes of colour (Ottosson 2020)
+CONES = (
+    (0.4122214708, 0.5363325363, 0.0514459929),
+    (0.2119034982, 0.6806995451, 0.1073969566),
+    (0.0883024619, 0.2817188376, 0.6299787005),
+)
+AXES = (
+    (0.2104542553, 0.793617785, -0.0040720468),
+    (1.9779984951, -2.428592205, 0.4505937099),
+    (0.0259040371, 0.7827717662, -0.808675766),
+)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_ramps_read_alike_with_any_colour_vision(palette: Palette, vision: str) -> None:
+    def seen(ramp: tuple[str, ...]) -> torch.Tensor:
+        bytes_ = torch.tensor([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in ramp]).double() / 255
+        linear = torch.where(bytes_ <= 0.04045, bytes_ / 12.92, ((bytes_ + 0.055) / 1.055) ** 2.4)
+        eye, cones, axes = (torch.tensor(rows).double() for rows in (VISIONS[vision], CONES, AXES))
+        return (linear @ eye.mT).clamp(0, 1).matmul(cones.mT).pow(1 / 3) @ axes.mT
+
+    way = 1 if palette is DARK else -1
+    signed, unsigned = seen(palette.ramp("diverging")), seen(palette.ramp("sequential"))
+    above, below = signed[128:], signed[:129].flip(0)
+    for ramp, span in ((unsigned, 0.7), (above, 0.5), (below, 0.5)):
+        # eight bits of a colour are coarser than single steps
+        assert (way * ramp[::4, 0].diff()).min() > 0.005
+        assert (ramp[-1, 0] - ramp[0, 0]).abs() > span
+        steps = ramp[::16].diff(dim=0).norm(dim=-1)
+        assert steps.min() > 0.75 * steps.mean()
+    # a quarter of the colours away from zero a sign is seen, and from there on
+    assert (above - below)[32:].norm(dim=-1).min() > 0.11
+
+
 def test_figures_take_the_colours_of_the_table() -> None:
     found = Labelled(torch.tensor([2.0, -1.0]), ("head",), {"head": ["L0H0", "L0H1"]}).plot()
     assert [bar.get_facecolor()[:3] for bar in found.axes[0].patches] == [rgb(LIGHT.positive), rgb(LIGHT.negative)]

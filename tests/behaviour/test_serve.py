@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import numpy
 import pytest
@@ -24,15 +25,17 @@ import glassformer as gf
 from glassformer.analysis import Run
 from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.cli import main
+from glassformer.labelled import Labelled
 from glassformer.models import Sampling, generate, stream
 from glassformer.render.page import attention_page
 from glassformer.serve import Limits
+from glassformer.serve.api import PatternView, from_query
 from glassformer.serve.frames import ENCODINGS
-from glassformer.serve.questions import QUESTIONS
+from glassformer.serve.questions import QUESTIONS, Answer
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.testing.models import subject
-from served import TOKEN, Served
+from served import TOKEN, Listening, Served
 
 ROOT = Path(__file__).parents[2]
 IDS = [3, 1, 4, 1, 5, 2]
@@ -70,7 +73,13 @@ def test_the_address_puts_the_token_into_a_cookie_and_leads_on_without_it(served
     cookie = found.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "glassformer-8000=" in cookie
     page = asked(served, "/", cookie=cookie.partition(";")[0])
-    assert page.status_code == 200 and "explorer.js" in page.text
+    assert page.status_code == 200
+    # what its digest names may be kept, and nothing else
+    (script,) = re.findall(r'src="(/explorer\.js[^"]*)"', page.text)
+    address = script.replace("&amp;", "&")
+    for path, kept in ((address, True), (address[:-1], False), ("/", False)):
+        headers = asked(served, path, authorization=f"Bearer {TOKEN}").headers
+        assert ("immutable" in headers["cache-control"]) == kept
 
 
 @pytest.mark.parametrize(
@@ -148,6 +157,17 @@ def test_cards_say_what_pictures_may_assume(served: Served) -> None:
     assert cards["both"][0]["support"] == "full"
     assert [m["heads"][0] for m in cards["pairs"]] == ["enc L0H0", "enc L1H0", "L0H0", "L0X0", "L1H0", "L1X0"]
     assert cards["pairs"][3]["crosses"] and cards["pairs"][3]["support"] == "full"
+
+
+def test_a_card_has_a_text_to_begin_with_if_its_model_reads_texts(served: Served) -> None:
+    example = {
+        name: served.post("models/load", json={"model": name}).json()["example"] for name in ("attn-only-2l", "tiny")
+    }
+    assert example["tiny"] == ""
+    assert (
+        "".join(token["text"] for token in served.run("attn-only-2l", example["attn-only-2l"])["tokens"][1:])
+        == (example["attn-only-2l"])
+    )
 
 
 def test_the_page_on_serving_names_every_question() -> None:
@@ -309,15 +329,27 @@ def test_what_is_too_large_is_refused_and_says_how_much_is_taken() -> None:
     assert one.post("generate", json={"run": run, "max_new_tokens": 9}).status_code == 413
 
 
+def test_a_pattern_is_sent_in_a_byte_for_each_pair_that_its_mask_allows() -> None:
+    labels = [f"{i}:  token" for i in range(2_048)]
+    weights = torch.rand(2_048, 2_048).masked_fill(torch.ones(2_048, 2_048).triu(1).bool(), torch.nan)
+    answer = Answer(
+        "pattern", {"weights": Labelled(weights, ("query", "key"), {"query": labels, "key": labels})}, {}, "python"
+    )
+    view = from_query(PatternView, {"form": "frame", "encoding": "sqrt8", "packing": "tril"})
+    assert len(answer.sent(view, Limits())[0]) <= 2_200_000
+
+
 def test_memory_stays_within_its_limit_and_a_run_that_was_let_go_comes_back() -> None:
-    one = Served({"tiny": tiny()}, Limits(memory=60_000))
+    one = Served({"tiny": tiny()}, Limits(memory=20_000))
     first = one.run("tiny", IDS)
     for i in range(24):
         run = one.run("tiny", [i % 11, *range(10)])["id"]
         one.ask(f"runs/{run}/thumbs")
         one.ask(f"runs/{run}/lens")
-        assert sum(kept.nbytes for kept in one.store.runs.values()) <= 60_000
+        assert sum(kept.nbytes for kept in one.store.runs.values()) <= 20_000
     assert one.get(f"runs/{first['id']}").status_code == 404
+    # what was read of a run went before any run did
+    assert len(one.store.runs) > 4
     again = one.run("tiny", IDS)
     assert again["id"] == first["id"] and again["top"] == first["top"]
 
@@ -403,6 +435,34 @@ def test_a_worker_that_has_too_much_to_do_says_so() -> None:
             worker.submit(lambda: None)
     going.set()
     worker.stop()
+
+
+def test_who_leaves_in_the_middle_of_a_stream_frees_the_worker_at_once() -> None:
+    model, steps = gf.load("attn-only-2l"), list[int]()
+
+    def slowly(*_: Any) -> None:
+        steps.append(1)
+        time.sleep(0.05)
+
+    model.unembed.register_forward_hook(slowly)
+    server = Listening({"attn-only-2l": lambda: model})
+    client = httpx.Client(base_url=f"{server.root}/api/v1/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    with client:
+        run = client.post("runs", json={"model": "attn-only-2l", "ids": IDS}).json()["id"]
+        for address, spec in (("sweeps", {"sweep": "ablate_heads"}), ("generate", {"max_new_tokens": 200})):
+            began = len(steps)
+            with client.stream("POST", address, json={"run": run} | spec) as stream:
+                found = stream.iter_lines()
+                assert "fault" not in json.loads(next(found)) | json.loads(next(found))
+                # while it goes on others are answered between its steps: 200 of them take ten seconds
+                assert client.get(f"runs/{run}/row/L1H1/3").status_code == 200
+            assert client.get(f"runs/{run}/row/L0H1/5").status_code == 200
+            until, ended = time.monotonic() + 10, -1
+            while len(steps) != ended and time.monotonic() < until:
+                ended = len(steps)
+                time.sleep(0.15)
+            assert began < len(steps) == ended < began + 200
+    server.stop()
 
 
 # ------------------------------------------------------------------------------------------------------- a process

@@ -112,7 +112,15 @@ export class Pattern implements Cells {
   }
 
   draw(canvas: HTMLCanvasElement, size: number): void {
-    drawPixels(canvas, [this.rows, this.columns], (q, k) => this.at(q, k), this.scale, size);
+    const row = new Float32Array(this.columns).fill(NaN);
+    const rowOf = (q: number) => {
+      const start = this.isLower ? (q * (q + 1)) / 2 : q * this.columns;
+      // rows of a lower triangle grow: what was filled stays filled
+      const n = this.isLower ? Math.min(q + 1, this.columns) : this.columns;
+      for (let k = 0; k < n; k++) row[k] = this.step * this.counts[start + k];
+      return row;
+    };
+    drawPixels(canvas, [this.rows, this.columns], rowOf, this.scale, size);
   }
 }
 

@@ -92,12 +92,12 @@ test("a candidate is removed by the first stage that leaves it no logit", () => 
   expect(removedBy({ candidates, stages })).toEqual([null, 2, 1]);
 });
 
-/** A server that sends these steps, and knows whether it may go on. */
+/** A server that sends these steps, as many new tokens as are asked for, and knows whether it may go on. */
 function sends(steps: readonly unknown[]) {
   const sent: { signal?: AbortSignal; count: number } = { count: 0 };
-  async function* all(_kind: string, _spec: unknown, signal?: AbortSignal) {
+  async function* all(_kind: string, { max_new_tokens }: Partial<GenerateSpec>, signal?: AbortSignal) {
     sent.signal = signal;
-    for (const step of steps) {
+    for (const step of steps.slice(0, max_new_tokens && max_new_tokens + 1)) {
       await new Promise((later) => setTimeout(later, 0));
       if (signal?.aborted) throw new DOMException("", "AbortError");
       sent.count += 1;
@@ -150,9 +150,10 @@ test("a text goes on a token for each asking, or all at once until it is stopped
   const opening: Opening = { position: 0, seed: 7, python: "" };
   const drawn = Array.from({ length: 5 }, (_, id) => ({ token: { id, text: "", log_prob: 0 } }) as unknown as Drawn);
   const { api, sent } = sends([opening, ...drawn]);
-  const [writing, asked] = [new Writing(api), { run: "x" } as GenerateSpec];
+  const [writing, asked] = [new Writing(api), { run: "x", max_new_tokens: 5 } as GenerateSpec];
   await writing.next(asked);
-  expect([writing.steps.length, writing.opening?.seed]).toEqual([1, 7]);
+  // nothing is written ahead of time
+  expect([writing.steps.length, writing.opening?.seed, sent.count, writing.isOver]).toEqual([1, 7, 2, false]);
   const streaming = writing.stream(asked);
   await vi.waitUntil(() => writing.steps.length >= 2, { interval: 1 });
   writing.stop();

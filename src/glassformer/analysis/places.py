@@ -38,6 +38,12 @@ class Places:
     def of_stream(self, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "row place *rest"]:
         return values if self.whole else values[self.rows[:, None], self.positions]
 
+    def logits(self, run: Run) -> Float[Tensor, "row place vocab"]:
+        """Return the logits there: the run's own or, where it has none, those of what it read behind the final norm."""
+        if run.logits is None and run.model.predicts and (end := run.model.output_stack.final.at_out) in run.sites:
+            return run.model.unembed(self.of_stream(run.sites[end].values), None)
+        return self.of_stream(run.predictions())
+
     def of_heads(self, values: Float[Tensor, "batch head pos *rest"]) -> Float[Tensor, "row place head *rest"]:
         return values.transpose(1, 2) if self.whole else values[self.rows[:, None], :, self.positions]
 

@@ -8,16 +8,6 @@ from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import Output, Reading, Target, Text
 from glassformer.cli.output import check, finish
 
-EXAMPLES = {
-    "attn-only-1l": "import os\nimport sys\nimport",
-    "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
-    "prose-4l": "Then Peter and Julia left the garden, and Peter sent the coat to",
-    "zh-en": "我吃了一个苹果",
-}
-PYTHON = """class Point:
-    def __init__(self, x, y):
-        self.x = x
-        self.y ="""
 DEFAULT_MODEL = "gpt-4l"
 
 
@@ -68,11 +58,12 @@ def explain(
     from glassformer.render.terminal.explanation import N_COMPONENTS
     from glassformer.render.terminal.tables import noted, tables
     from glassformer.words import spoken
+    from glassformer.zoo.examples import example_of
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = model_of(model, opening)
-    given: str | list[int] = EXAMPLES.get(loaded.name, PYTHON)
+    given: str | list[int] = example_of(loaded.name)
     if text is not None or opening.chat:
         given = prompt_of(loaded, given if text is None else text, opening.chat)
     found = analysis.reports.explain(

@@ -5,7 +5,10 @@ paper to the darkest ink, or on dark paper to the lightest. The lightness of a r
 zero, so that it reads in grey and with any colour vision.
 """
 
+import bisect
 import dataclasses
+import itertools
+import math
 from functools import cache
 from typing import Literal
 
@@ -41,8 +44,12 @@ class Palette:
     diverging: tuple[str, ...]
 
     def ramp(self, kind: Ramp) -> tuple[str, ...]:
-        """Return a ramp as `STEPS` colours."""
-        return _between(self.sequential if kind == "sequential" else self.diverging)
+        """Return a ramp as `STEPS` colours, equally far from each other to the eye; of a diverging one on each side."""
+        if kind == "sequential":
+            return _between(self.sequential, STEPS)
+        zero = len(self.diverging) // 2
+        below, above = self.diverging[: zero + 1], self.diverging[zero:]
+        return _between(below, STEPS // 2 + 1) + _between(above, STEPS // 2 + 1)[1:]
 
 
 LIGHT = Palette(
@@ -61,21 +68,23 @@ DARK = Palette(
     undefined="#363d46",
     trained="#ff8fb0",
     sequential=("#171b20", "#1d2f55", "#255f8c", "#2f9aa0", "#84cfa0", "#f4f3c0"),
-    diverging=("#b9d9ff", "#5b9bea", "#25508c", "#171b20", "#8a4a12", "#ec8f38", "#ffd9ae"),
+    diverging=("#9cd0ff", "#5b9bea", "#25508c", "#171b20", "#8a4a12", "#ec8f38", "#ffb469"),
 )
 
 Triple = tuple[float, float, float]
 
 
 @cache
-def _between(stops: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `STEPS` colours through some stops, equally far from each other to the eye."""
+def _between(stops: tuple[str, ...], n: int) -> tuple[str, ...]:
+    """Return `n` colours on the way through some stops, equally far from each other to the eye."""
     places = [_oklab(stop) for stop in stops]
+    ways = list(itertools.accumulate(map(math.dist, places, places[1:]), initial=0.0))
     found: list[str] = []
-    for i in range(STEPS):
-        at = i / (STEPS - 1) * (len(places) - 1)
-        left = min(int(at), len(places) - 2)
-        (l0, a0, b0), (l1, a1, b1), part = places[left], places[left + 1], at - left
+    for i in range(n):
+        at = ways[-1] * i / (n - 1)
+        left = min(bisect.bisect_right(ways, at), len(places) - 1) - 1
+        (l0, a0, b0), (l1, a1, b1) = places[left], places[left + 1]
+        part = (at - ways[left]) / (ways[left + 1] - ways[left])
         found.append(_hexadecimal((l0 + part * (l1 - l0), a0 + part * (a1 - a0), b0 + part * (b1 - b0))))
     return tuple(found)
 

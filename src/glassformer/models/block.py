@@ -143,10 +143,14 @@ class Block(nn.Module):
         tape: Tape | None = None,
         at: Int[Tensor, "batch n"] | None = None,
     ) -> tuple[Float[Tensor, "batch _ d_model"], tuple[Any, ...] | None]:
-        """Run the sub-layers; with `at`, the last of them only at those positions, and return the stream there."""
+        """Run the sub-layers; with `at`, the last of them only at those positions, and return the stream there.
+
+        A tape that does not need the logits stops after the last sub-layer it reads or edits.
+        """
         x = entry = site(tape, self.at_resid[0], x)
         states: list[Any] = []
-        for i, name in enumerate(self.names):
+        names = self.names if tape is None else self.names[: self.needed(tape)]
+        for i, name in enumerate(names):
             if at is not None and i + 1 == len(self.names):
                 x, entry = pick(x, at), pick(entry, at)
             read, inputs = entry if self.wiring == "parallel" else x, None
@@ -165,7 +169,18 @@ class Block(nn.Module):
                 x = x + out
             if self.wiring != "parallel" and i + 1 < len(self.names):
                 x = site(tape, self.at_resid[i + 1], x)
-        return site(tape, self.at_resid[-1], x), None if state is None else tuple(states)
+        if len(names) == len(self.names):
+            x = site(tape, self.at_resid[-1], x)
+        return x, None if state is None else tuple(states)
+
+    def needed(self, tape: Tape) -> int:
+        """Return how many sub-layers have to run for what a tape asks."""
+        last = None if tape.logits or tape.last is None else tape.table[tape.last]
+        if last is None or not last.name.startswith(f"{self.path}."):
+            return len(self.names)
+        if last.part:
+            return self.names.index(last.part.partition(".")[0]) + 1
+        return len(self.names) if last.name == self.at_resid[-1] else self.at_resid.index(last.name)
 
     def _run(
         self,

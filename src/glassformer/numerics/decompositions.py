@@ -36,7 +36,13 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 
 def eigenvalues(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvals(_ready(matrix, "eigenvalues"))
+    """Return eigenvalues, the largest first, and of a conjugate pair the one above the real axis: libraries have orders
+    of their own."""
+    found = torch.linalg.eigvals(_ready(matrix, "eigenvalues"))
+    # stable: what comes first among values of one size is settled before
+    for rank in (torch.imag, torch.abs):
+        found = found.gather(-1, rank(found).argsort(dim=-1, descending=True, stable=True))
+    return found
 
 
 def eigh(matrix: Tensor) -> Any:

@@ -236,6 +236,7 @@ class ModelCard(Config):
         layers: Its blocks.
         applies: For each mechanism, status and words of every analysis, as the table of what applies to what has it.
         notes: What must be known of it.
+        example: A text to begin with; empty if it reads no texts.
     """
 
     id: str
@@ -251,6 +252,7 @@ class ModelCard(Config):
     layers: tuple[LayerCard, ...] = ()
     applies: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    example: str = ""
 
 
 @dataclass(frozen=True)

@@ -145,15 +145,20 @@ def reduced(values: Tensor, rows: int, columns: int) -> Tensor:
     if down == across == 1:
         return values
 
-    def largest(values: Tensor, none: float) -> Tensor:
-        values = values.nan_to_num(none, none, none)
+    def largest(values: Tensor) -> Tensor:
+        """Of each block, or -inf of one without any number."""
+        values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
         # blocks at the edge reach beyond it
         if height % down or width % across:
-            values = torch.nn.functional.pad(values, (0, -width % across, 0, -height % down), value=none)
-        blocks = values.unflatten(-1, (-1, across)).unflatten(-3, (-1, down))
-        return blocks.amax((-3, -1)) if none < 0 else blocks.amin((-3, -1))
+            values = torch.nn.functional.pad(values, (0, -width % across, 0, -height % down), value=-torch.inf)
+        # along rows first, which lie in one piece: both at once takes three times as long
+        return values.unflatten(-1, (-1, across)).amax(-1).unflatten(-2, (-1, down)).amax(-2)
 
-    high, low = largest(values, -torch.inf), largest(values, torch.inf)
+    high = largest(values)
+    # numbers that have no sign need no second look
+    if not bool((values < 0).any()):
+        return high.masked_fill(high == -torch.inf, torch.nan)
+    low = -largest(-values)
     return torch.where(high >= -low, high, low).masked_fill(high == -torch.inf, torch.nan)
 
 

@@ -6,9 +6,11 @@ weights           the pattern
 value_weighted    size of pattern * value                               how large a vector comes from each key
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -76,6 +78,15 @@ class Looking:
             )
         return [f"{self.of}.{name}" for name in _MADE_OF[stage]]
 
+    @cached_property
+    def _every_site(self) -> list[str]:
+        """What all stages are made of: one pass through the layer gives them together, for little more than one."""
+        found = list[str]()
+        for stage in STAGES:
+            with contextlib.suppress(AnalysisUnavailable):
+                found += self.sites(stage)
+        return list(dict.fromkeys(found))
+
     def code(self, stage: Stage) -> str:
         """Return the expression that a stage is of a run."""
         query, key, value, pattern = (f'run["{self.of}.{name}"]' for name in ("query", "key", "value", "pattern"))
@@ -91,7 +102,7 @@ class Looking:
         """Return a stage, or the part of it that is asked for along `query` and `key`; NaN where the mask hides."""
         names = self.sites(stage)
         masks = [f"{self.of}.scores"] if stage != "products" and self.part.traits.has_scores else []
-        run = self.run.read([*names, *masks])
+        run = self.run.read(self._every_site)
         if stage == "products":
             query, key = (run[name] for name in names)
             keys = key.axes[-2]

@@ -142,7 +142,7 @@ def of_both(run: ServedRun, other: ServedRun, view: api.View) -> api.View:
 def _asked(name: str, run: ServedRun, analysis_of: Callable[..., Any], path: str, options: Mapping[str, Any]) -> Answer:
     """Return what an analysis of one pass says of a run."""
     chosen = {option: value for option, value in options.items() if value is not None}
-    found = analysis_of(run.read(card_of(analysis_of).reads(run.model), logits=True), **chosen)
+    found = analysis_of(run.read([*card_of(analysis_of).reads(run.model), *run.ends]), **chosen)
     said = "".join(f", {option}={value!r}" for option, value in chosen.items())
     called = f"gf.analysis.{path}"
     code = [*run.code.lines("run", [called]), f"found = {called}(run{said})"]

@@ -30,7 +30,7 @@ from glassformer.files import json_text
 from glassformer.labelled import Labelled
 from glassformer.models import Model
 from glassformer.models.readable import readable_outputs
-from glassformer.models.reading import Inputs, Side
+from glassformer.models.reading import Inputs, Side, read_side
 from glassformer.serve.api import (
     Borrowed,
     Change,
@@ -46,6 +46,7 @@ from glassformer.serve.api import (
 from glassformer.serve.worker import Worker
 from glassformer.trace import Add, At, Edit, Project, Scale, Set, Site
 from glassformer.version import __version__
+from glassformer.zoo.examples import example_of
 
 _LIKELIEST = 5  # answers shown of each position
 _NAMED = {"set": Set, "add": Add, "scale": Scale}
@@ -143,7 +144,18 @@ class ServedModel:
             layers=layer_cards(model),
             applies=_applicability(model),
             notes=tuple(str(note) for note in model.checkpoint_notes),
+            example=_example(model),
         )
+
+
+def _example(model: Model) -> str:
+    """Return a text that a model may begin with; none if it cannot read it."""
+    example = example_of(model.name)
+    try:
+        read_side(model, example, "source" if model.reads_pairs else "prompt")
+    except GlassformerError:
+        return ""
+    return example
 
 
 def layer_cards(model: Model) -> tuple[LayerCard, ...]:
@@ -202,7 +214,7 @@ def _applicability(model: Model) -> dict[str, Any]:
 
 
 class ServedRun:
-    """One run: its stream, and what was read of it lately, as far as that takes half of the server's memory at most.
+    """One run: its stream, and what was read of it lately, as far as that takes most of the server's memory.
 
     Args:
         id: Its name in addresses.
@@ -241,12 +253,24 @@ class ServedRun:
         with self._lock:
             return self._cached.nbytes + sum(value.values.nbytes for value in self.sites.values())
 
-    def read(self, names: Iterable[str], *, logits: bool = False) -> Run:
-        """Return a run that has some sites, read now or before.
+    @property
+    def ends(self) -> list[str]:
+        """What an analysis of logits has to find in it: the end of the stream, or logits that are more than that says.
+
+        Those of a text are many times what is kept of it.
+        """
+        model = self.model
+        if not model.predicts:
+            return []
+        if model.reads_pairs or model.makes_logits_for(site.name for site, _ in self.cached.edits):
+            return ["logits"]
+        return [model.output_stack.final.at_out]
+
+    def read(self, names: Iterable[str]) -> Run:
+        """Return a run that has some sites, read now or before, and logits if these are one of them.
 
         Args:
             names: Sites, globs, short names or heads; of a head all of its layer is read.
-            logits: Whether it has logits too.
         """
         table = self.model.sites()
         wanted = list(dict.fromkeys(one.site.name for name in names for one in table.locate(name)))
@@ -257,16 +281,17 @@ class ServedRun:
         missing = [name for name in wanted if name not in have]
         pairs = sum(self._pairs(table[name]) for name in missing)
         self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
-        if logits and self.model.predicts:
+        if "logits" in missing:
             size = 4 * self.inputs.output.counts[0] * self.model.config.n_outputs
             self.served.limits.require("memory", size, "bytes of logits that this takes")
-        found = self.cached.read(missing, logits=logits)
+        found = self.cached.read(missing)
         with self._lock:
             self.sites |= found.sites
-            # one run does not take the room of all: what was read first goes first
-            while sum(value.values.nbytes for value in self.sites.values()) > self.served.limits.memory // 2:
+            # what was read first goes first; an eighth is for the streams of this run and others
+            while sum(value.values.nbytes for value in self.sites.values()) > 7 * self.served.limits.memory // 8:
                 self.sites.popitem(last=False)
-        return replace(found, sites={name: have[name] if name in have else found.sites[name] for name in wanted})
+        sites = {name: have[name] if name in have else found.sites[name] for name in wanted}
+        return replace(found, sites=sites, logits=sites["logits"].values if "logits" in sites else None)
 
     def likeliest(self, position: int) -> int:
         """Return the id of the likeliest answer at a position; negative ones count from the end."""
@@ -442,20 +467,18 @@ class Store:
         return self._keep(run)
 
     def fit(self) -> None:
-        """Let go of what is oldest until all that is kept is within the limit; the newest run stays."""
+        """Let go of what is oldest until all that is kept is within the limit; the newest run stays.
+
+        What was read of runs goes before any run does: it comes back by a pass through one layer, and not through all.
+        """
         with self._lock:
             left = list(self.runs.values())
-            total = sum(run.nbytes for run in left)
-            while total > self.limits.memory and left:
-                oldest = left[0]
-                if oldest.forget_oldest():
-                    total = sum(run.nbytes for run in left)
+            while sum(run.nbytes for run in left) > self.limits.memory:
+                if any(run.forget_oldest() for run in left):
                     continue
                 if len(left) == 1:
                     return
-                del self.runs[oldest.id]
-                left = left[1:]
-                total = sum(run.nbytes for run in left)
+                del self.runs[left.pop(0).id]
 
     def _read(self, model: Model, spec: RunSpec) -> Inputs:
         """Return what a run reads, checked before anything runs."""

@@ -1,5 +1,6 @@
 """Answers that come piece by piece: sweeps, cell by cell, and texts, token by token; each an iterator of JSON data."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from glassformer.trace import At, Edit, Scale, Set
 Cell = tuple[str, str, int | None]
 # what sweeps that copy read of the run they copy from
 _READS = {"patch_positions": "*blocks.*.resid_pre", "patch_heads": "*.z"}
+_STEP = 0.25  # seconds that other requests wait for at most, but for a few passes of a large model
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +73,27 @@ def swept(run: ServedRun, donor: Donor | None, spec: SweepSpec, limits: Limits) 
     metric, by_layer = _metric(spec), _rows(run, spec)
     cells = sum(map(len, by_layer.values()))
     limits.require("rows", cells, "changes of the sweep")
+    started = time.perf_counter()
+    unchanged = _unchanged(run, metric)
+    # each step has a pass of the base beside its rows
+    longest = max(_STEP, 4 * (time.perf_counter() - started))
     yield {
         "sweep": spec.sweep, "answer": spec.answer, "against": spec.against, "rows": list(by_layer), "cells": cells,
         "columns": max(map(len, by_layer.values()), default=0), "python": _code(run, donor, spec),
-        "base": _unchanged(run, metric), **({} if donor is None else {"donor": donor.value}),
+        "base": unchanged, **({} if donor is None else {"donor": donor.value}),
     }  # fmt: skip
     base, target, edits = _begun(run)
+    n = 1
     for i, columns in enumerate(by_layer.values()):
-        rows = [[_changed(spec, column, donor)] for column in columns]
-        found = sweep(run.model, base, rows, metric, target=target, base_edit=edits)
-        for j, (column, value) in enumerate(zip(columns, found.values.values.flatten().tolist())):
-            yield {"i": i, "j": j, "at": column[0], "value": value}
+        j = 0
+        while j < len(columns):
+            some = columns[j : j + n]
+            started, rows = time.perf_counter(), [[_changed(spec, column, donor)] for column in some]
+            found = sweep(run.model, base, rows, metric, target=target, base_edit=edits)
+            for column, value in zip(some, found.values.values.flatten().tolist()):
+                yield {"i": i, "j": j, "at": column[0], "value": value}
+                j += 1
+            n = max(1, 2 * n if time.perf_counter() - started < longest / 2 else n // 2)
 
 
 def _metric(spec: SweepSpec) -> Metric:

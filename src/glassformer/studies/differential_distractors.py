@@ -1,7 +1,8 @@
 """A fact among other facts: does differential attention find the one that is asked for, and with smaller logits?
 
-A row holds six facts in noise, each a needle and a value, and its last token names one needle. Values are of one kind,
-so that the right one is found by comparison with the question alone; a guess among them is right in a sixth of rows.
+A row holds twelve facts in noise, each a needle and a value, and its last token names one needle. Values are of one
+kind, so that the right one is found by comparison with the question alone; a guess among them is right in a twelfth of
+rows.
 """
 
 import torch
@@ -30,8 +31,8 @@ from glassformer.study import (
 
 
 def run(case: Case) -> Measures:
-    data = Needle(batch_size=64, length=case["length"], seed=case.seed, n_needles=6, n_names=16)
-    recipe = needles.recipe(case["mechanism"], data, case["steps"], case["layers"], smeared=True)
+    data = Needle(batch_size=64, length=case["length"], seed=case.seed, n_needles=12, n_names=32, n_values=32)
+    recipe = needles.recipe(case["mechanism"], data, case["steps"], smeared=True)
     model = gf.load(case.train(recipe))
     tokens, answers = needles.asked(data)
     shares = needles.looked(model, tokens, needles.parts_of(tokens, answers, data))
@@ -49,12 +50,8 @@ def of(mechanism: str, measure: str) -> Quantity:
     return value(measure, mechanism=mechanism)
 
 
-def at(layers: int, measure: str = "accuracy") -> Quantity:
-    return value(measure, mechanism=SOFTMAX, layers=layers)
-
-
-FINDS = tuple(Condition(f"{n} layers of softmax find the fact", at(n), above(0.9)) for n in (2, 4))
-ROOM = tuple(Condition(f"{n} layers of softmax leave room, one fact in twenty", at(n), below(0.95)) for n in (2, 4))
+FINDS = (Condition("Softmax finds the fact", of(SOFTMAX, "accuracy"), above(0.9)),)
+ROOM = (Condition("Softmax leaves room, one fact in twenty", of(SOFTMAX, "accuracy"), below(0.95)),)
 
 STUDY = Study(
     "differential-distractors",
@@ -63,26 +60,26 @@ STUDY = Study(
     "where that is 0.49 to 0.54; a largest attention logit of 38.8 where a Transformer's is 318.0",
     question="Does differential attention find a fact among others, look at it and not beside it, with smaller logits?",
     run=run,
-    grid={"mechanism": tuple(MIXERS), "layers": (2, 4)},
+    grid={"mechanism": tuple(MIXERS)},
     scales={
-        "smoke": Scale(2, {"steps": 5, "length": 24}),
-        "small": Scale(5, {"steps": 700, "length": 64}),
-        "full": Scale(5, {"steps": 10_000, "length": 256}),
+        "smoke": Scale(2, {"steps": 5, "length": 40}),
+        "small": Scale(8, {"steps": 1500, "length": 64}),
+        "full": Scale(8, {"steps": 10_000, "length": 256}),
     },
     measures={
         "accuracy": Measure(
-            "Share of facts that are found; guessing among the values in a row finds 0.17", learned=True
+            "Share of facts that are found; guessing among the values in a row finds 0.08", learned=True
         ),
         "loss": Measure("Loss on the fact", "nats"),
         "on_answer": Measure("Share of the last token's attention on the answer, mean over layers and heads"),
-        "on_others": Measure("Share on values of the five other facts together"),
-        "on_noise": Measure("Share on all noise together; attention spread evenly has 0.78 there among 64 tokens"),
+        "on_others": Measure("Share on values of the eleven other facts together"),
+        "on_noise": Measure("Share on all noise together; attention spread evenly has 0.59 there among 64 tokens"),
         "largest_score": Measure("Largest size of a score before the softmax, over layers, streams, heads and pairs"),
         "median_score": Measure("Median size of scores"),
         "parameters": Measure("Parameters of the model"),
     },
     claims=(
-        Claim("finds", "Differential attention finds a fact among six",
+        Claim("finds", "Differential attention finds a fact among twelve",
               counted(of(DIFFERENTIAL, "accuracy"), above(0.9)), MAJORITY),
         Claim("finds-more", "It finds more than softmax does",
               counted(of(DIFFERENTIAL, "accuracy") - of(SOFTMAX, "accuracy"), above(0)), MAJORITY, ROOM),
@@ -105,9 +102,11 @@ STUDY = Study(
         ),
     ),
     differs=(
-        "Two and four layers of width 64 without MLPs, trained on this task alone, and rows of 64 tokens; the paper's "
-        "models are of 3 billion parameters, trained on text, with contexts of 4,000 tokens. Claims are about the mean "
-        "over both depths; after 700 steps four layers of softmax have learned the task in two of five seeds alone.",
+        "Two layers of width 64 without MLPs, trained on this task alone, and rows of 64 tokens; the paper's are "
+        "models of 3 billion parameters, trained on text, with contexts of 4,000 tokens.",
+        "Whether it finds more cannot be tested here: where softmax learns the task it finds everything. Of 12 facts "
+        "one model found 0.06 after 500 steps, 0.90 after 1,000 and all after 1,500; of width 16 two models learned "
+        "nothing in 2,000; four layers learned six facts in two of five seeds or not at all.",
         "Keys are smeared, so that the key of a value tells its needle and one layer can compare. Without that two "
         "layers of softmax stayed at guesses for 1,000 steps, with easier rows for 2,000. By its training loss the "
         "setting was chosen, before any measure of the study was taken.",
@@ -117,5 +116,5 @@ STUDY = Study(
         "Seeds draw weights and rows.",
     ),
     mechanisms=("softmax", "differential"),
-    references={"mechanism": (SOFTMAX,), "layers": (2, 4)},
+    references={"mechanism": (SOFTMAX,)},
 )  # fmt: skip

@@ -23,6 +23,8 @@ class TrainConfig(Config):
         optim: How weights change.
         steps: Number of updates.
         seed: Of initial weights and dropout.
+        weights: A trained model whose weights training begins with, a shipped one's name or a folder; None to draw all.
+            It may have another vocabulary: what is new of it begins as the mean of its pieces.
         accumulate: Split each batch into this many parts, to save memory.
         smoothing: Label smoothing: the rate of the form that all tokens share, or another form.
         precision: Of the forward pass.
@@ -42,6 +44,7 @@ class TrainConfig(Config):
     optim: OptimConfig = field(default_factory=OptimConfig)
     steps: Count = 1000
     seed: int = 0
+    weights: str | None = None
     accumulate: Count = 1
     smoothing: Rate | LabelSmoothing = 0.0
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -27,6 +27,7 @@ from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
+from glassformer.training.transfer import take_over
 
 Measure = Callable[[Any, Data], Mapping[str, Any]]
 
@@ -287,6 +288,8 @@ def _model(config: TrainConfig, data: Data) -> Any:
             model.tokenizer = tokenizer
         elif tokenizer is not data.tokenizer:
             setattr(model, f"{side}_tokenizer", tokenizer)
+    if config.weights is not None:
+        take_over(model, config.weights, data.tokenizer)
     model.trained_length = max(config.data.length, batch.tokens.shape[1])
     return model.train()
 

@@ -178,7 +178,7 @@ class Factored:
         return Svd(q_left @ u, s, q_right @ vh.mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*batch rank"]:
-        """The eigenvalues of square matrices that are not zero by construction: those of right @ left."""
+        """The eigenvalues of square matrices that are not zero by construction: of right @ left, largest first."""
         self._square("eigenvalues")
         small = self.right @ self.left
         # half-precision eigenvalues do not exist in LAPACK

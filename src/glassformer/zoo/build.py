@@ -32,7 +32,7 @@ from glassformer.training.recipes import recipe
 from glassformer.zoo.assignments import assignments, continued
 from glassformer.zoo.card import ModelCard, card, write_card
 from glassformer.zoo.held_out import HeldOut
-from glassformer.zoo.sentences import MeasuredFigures, sentences
+from glassformer.zoo.sentences import MeasuredFigures, known_words, sentences
 from glassformer.zoo.shares import said_of_interval
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
@@ -190,7 +190,10 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> _Told:
     )
     # parts may share their text
     notes += dict.fromkeys(overlaps)
-    for template in dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ())):
+    templates = dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ()))
+    if templates:
+        notes.append(known_words(templates, map(model.require_tokenizer().decode, train)))
+    for template in templates:
         asked = sentences(model, template)
         figures, notes = figures | asked.figures, [*notes, *asked.notes]
     if any(source.startswith(PROSE) for source in text_config.sources):

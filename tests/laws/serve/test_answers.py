@@ -1,5 +1,6 @@
 """Every answer of the server is what the code to be copied beside it gives, on all kinds of models, changed and not."""
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,3 +258,21 @@ def test_changes_run_from_where_they_are_and_the_same_spec_is_the_same_run(serve
     run = served.copied(card["python"])["run"]
     top = torch.tensor([row["ids"][0] for row in card["top"]])
     assert torch.equal(top, run.logits[0].argmax(-1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changed", list(CHANGES))
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_on_a_gpu_gives_every_answer_of_the_cpu(name: str, changed: str) -> None:
+    model = subject(name, batch=1, dtype=torch.float32).model
+    here, there = Served({name: model}), Served({name: copy.deepcopy(model).to("cuda")})
+    near = [address for _, address in addresses(name, run_of(here, name, changed)["id"])]
+    far = [address for _, address in addresses(name, run_of(there, name, changed)["id"])]
+    compared = 0
+    for at, other in zip(near, far, strict=True):
+        codes = [client.get(asked).status_code for client, asked in ((here, at), (there, other))]
+        assert codes in ([200, 200], [422, 422]), (at, codes)
+        if codes == [200, 200]:
+            torch.testing.assert_close(there.arrays(other), here.arrays(at), rtol=1e-3, atol=1e-4, equal_nan=True)
+            compared += 1
+    assert compared > 8

@@ -47,6 +47,15 @@ def test_eigenvalues_trace_and_diagonal_are_those_of_the_product(n, r, batch, se
         close((small.abs() ** (2 * power)).sum(-1), (big.abs() ** (2 * power)).sum(-1), 1e-6)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_eigenvalues_have_one_order(seed: int) -> None:
+    m = _draw((7, 5, 7, (3,)), seed)
+    values = m.eigenvalues()
+    assert bool((values.abs().diff() <= 0).all())
+    # another way to the same values, and the same order of conjugates
+    torch.testing.assert_close(m.mT.eigenvalues(), values, rtol=1e-7, atol=1e-9)
+
+
 @given(shapes, st.integers(0, 99))
 def test_products_sums_and_transposes_are_those_of_the_products(shape, seed):
     m = _draw(shape, seed)

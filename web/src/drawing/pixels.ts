@@ -2,25 +2,28 @@
 
 import { ramp, step, type Scale } from "../colours";
 
-/** The number in a cell; null where there is none. */
-export type At = (row: number, column: number) => number | null;
+/** The numbers of a row; NaN where there is none. It may be the same array each time, filled anew. */
+export type RowOf = (row: number) => ArrayLike<number>;
 
 /** Of each cell, or square of `size` cells, the entry of largest size; NaN where no number is. */
 function strongest(
   [rows, columns]: readonly number[],
-  at: At,
+  rowOf: RowOf,
   width: number,
   height: number,
   size: number,
 ): Float32Array {
   const found = new Float32Array(width * height).fill(NaN);
   for (let row = 0; row < rows; row++) {
-    const start = Math.floor(row / size) * width;
-    for (let column = 0; column < columns; column++) {
-      const value = at(row, column);
-      const pixel = size === 1 ? start + column : start + Math.floor(column / size);
-      // what is there already may be no number, which is smaller than none
-      if (value !== null && !(Math.abs(found[pixel]) >= Math.abs(value))) found[pixel] = value;
+    const values = rowOf(row);
+    for (let pixel = Math.floor(row / size) * width, column = 0; column < columns; pixel++) {
+      let best = found[pixel];
+      for (const end = Math.min(column + size, columns); column < end; column++) {
+        const value = values[column];
+        // no number is smaller than none
+        if (Math.abs(value) > Math.abs(best) || Number.isNaN(best)) best = value;
+      }
+      found[pixel] = best;
     }
   }
   return found;
@@ -33,7 +36,7 @@ function strongest(
 export function drawPixels(
   canvas: HTMLCanvasElement,
   shape: readonly number[],
-  at: At,
+  rowOf: RowOf,
   scale: Scale,
   size: number,
 ): void {
@@ -47,8 +50,8 @@ export function drawPixels(
     ramp(scale.isSigned),
     ([red, green, blue]) => 0xff000000 + (blue << 16) + (green << 8) + red,
   );
-  strongest(shape, at, width, height, size).forEach((value, pixel) => {
-    if (!Number.isNaN(value)) pixels[pixel] = table[step(value, scale)];
-  });
+  const values = strongest(shape, rowOf, width, height, size);
+  for (let pixel = 0; pixel < values.length; pixel++)
+    if (!Number.isNaN(values[pixel])) pixels[pixel] = table[step(values[pixel], scale)];
   context.putImageData(image, 0, 0);
 }

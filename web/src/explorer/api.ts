@@ -164,6 +164,8 @@ export interface ModelCard {
   applies: Readonly<Record<string, unknown>>;
   /** What must be known of it. */
   notes: readonly string[];
+  /** A text to begin with; empty if it reads no texts. */
+  example: string;
 }
 
 /** One block. */

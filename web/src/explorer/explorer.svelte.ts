@@ -22,6 +22,9 @@ export interface Specs {
 
 export type Level = 1 | 2 | 3;
 
+/** What a narrow page shows, which has room for one thing at a time. */
+export type Panel = "view" | "runs" | "numbers";
+
 /** All that a permalink has. */
 export interface State extends Specs {
   level: Level;
@@ -61,7 +64,8 @@ export class Explorer implements Looking {
   took = $state(0);
 
   chosen = $state.raw<Show>("a");
-  level = $state.raw<Level>(1);
+  private looked = $state.raw<Level>(1);
+  panel = $state.raw<Panel>("view");
   tabs = $state.raw<Readonly<Record<string, string>>>({});
   /** Where one went last: the run or the model that is shown may have no such place. */
   private wanted = $state.raw<Cursor>(NOWHERE);
@@ -73,6 +77,14 @@ export class Explorer implements Looking {
   constructor(readonly api: Transport) {}
 
   // ------------------------------------------------------------------------------------------------ what is shown
+
+  get level(): Level {
+    return this.looked;
+  }
+  /** Whoever goes to a level looks at it. */
+  set level(level: Level) {
+    [this.looked, this.panel] = [level, "view"];
+  }
 
   a = $derived(this.runs!.a);
   b = $derived(this.runs?.b ?? null);
@@ -88,11 +100,12 @@ export class Explorer implements Looking {
 
   // ------------------------------------------------------------------------------------------------ runs
 
-  /** Learn of the models, and make the runs of a state. */
+  /** Learn of the models, and make the runs of a state; without one, of the text that the first model begins with. */
   async open(state: Partial<State> | null): Promise<void> {
     this.models = await this.api.models();
-    const model = this.models[0];
-    const { a = { model: model.id, text: "" }, b = null, ...rest } = state ?? {};
+    if (!state?.a) await this.loaded(this.models[0].id);
+    const { id, example } = this.models[0];
+    const { a = { model: id, text: example }, b = null, ...rest } = state ?? {};
     this.chosen = rest.show ?? "a";
     this.level = rest.level ?? 1;
     this.aim = rest.aim ?? this.aim;

@@ -42,14 +42,20 @@ function codes({ encoding, scale, low }: Sent): Float32Array {
   });
 }
 
-/** Matrices from what lies on and below their diagonals, row behind row; there is nothing above. */
-function unpacked(values: Float32Array, shape: readonly number[]): Float32Array {
+/** The numbers of codes; of matrices packed row behind row, as far as the diagonal, there are none above it. */
+function decoded(raw: ArrayLike<number>, table: Float32Array | null, { shape, packing }: Sent): Float32Array {
+  const number = (at: number) => (table ? table[raw[at]] : raw[at]);
+  if (packing === "full") {
+    const found = new Float32Array(raw.length);
+    for (let i = 0; i < found.length; i++) found[i] = number(i);
+    return found;
+  }
   const n = shape.at(-1)!;
   const packed = (n * (n + 1)) / 2;
-  const found = new Float32Array((values.length / packed) * n * n).fill(NaN);
-  for (let matrix = 0; matrix < values.length / packed; matrix++) {
-    for (let row = 0, at = matrix * packed; row < n; at += ++row)
-      found.set(values.subarray(at, at + row + 1), (matrix * n + row) * n);
+  const found = new Float32Array((raw.length / packed) * n * n);
+  for (let row = 0, at = 0, to = 0; at < raw.length; row = (row + 1) % n, to += n) {
+    for (let k = 0; k <= row; k++) found[to + k] = number(at++);
+    found.fill(NaN, to + row + 1, to + n);
   }
   return found;
 }
@@ -64,15 +70,12 @@ export function readFrame(content: ArrayBuffer): { told: Told; arrays: Record<st
   for (const [name, sent] of Object.entries(told.arrays)) {
     const [start, end] = header[name].data_offsets;
     const bytes = content.slice(8 + length + start, 8 + length + end);
-    let values: Float32Array;
-    if (sent.encoding === "f32") values = new Float32Array(bytes);
-    else {
-      const table = codes(sent);
-      const raw = sent.encoding === "f16" ? new Uint16Array(bytes) : new Uint8Array(bytes);
-      values = new Float32Array(raw.length);
-      for (let i = 0; i < raw.length; i++) values[i] = table[raw[i]];
-    }
-    arrays[name] = new Tensor({ ...sent, values: sent.packing === "tril" ? unpacked(values, sent.shape) : values });
+    const raw = new { f32: Float32Array, f16: Uint16Array, sqrt8: Uint8Array, signed8: Uint8Array, lin8: Uint8Array }[
+      sent.encoding
+    ](bytes);
+    const isThere = raw instanceof Float32Array && sent.packing === "full";
+    const values = isThere ? raw : decoded(raw, sent.encoding === "f32" ? null : codes(sent), sent);
+    arrays[name] = new Tensor({ ...sent, values });
   }
   return { told, arrays };
 }

@@ -3,9 +3,9 @@
 import type { Source } from "./looking";
 import type { Answer } from "./transport";
 
-/** A number with every digit that float32 has. */
-export function exact(value: number): string {
-  const digits = Number(value.toPrecision(8));
+/** A number with every digit that float32 has, or with fewer. */
+export function exact(value: number, significant = 8): string {
+  const digits = Number(value.toPrecision(significant));
   const text = digits !== 0 && Math.abs(digits) < 1e-4 ? digits.toExponential() : String(digits);
   return text.replaceAll("-", "−");
 }

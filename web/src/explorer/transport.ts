@@ -1,6 +1,7 @@
 // How pictures reach numbers: over HTTP from the server of this page; from what a file carries, or through a notebook, alike.
 
 import type { Tensor } from "../tensor";
+import { spoken } from "../words";
 import type {
   Fault,
   GenerateSpec,
@@ -42,6 +43,9 @@ export class Refusal extends Error {
     super(fault.message);
   }
 }
+
+/** The fault of a server that does not answer: it ended, or is being started again. */
+export const UNREACHABLE = "Unreachable";
 
 /** Whether something was asked for and then not wanted any more, which nobody is told. */
 export const isDropped = (error: unknown): boolean =>
@@ -197,6 +201,16 @@ export class HttpTransport implements Transport {
     const found = await fetch(ROOT + path, {
       ...options,
       headers: lane ? { ...headers, "glassformer-lane": `${this.page}/${lane}` } : headers,
+    }).catch((error: unknown) => {
+      // a browser says no more of it than that the request failed
+      if (!(error instanceof TypeError)) throw error;
+      throw new Refusal({
+        code: UNREACHABLE,
+        message: spoken("the server of this page does not answer; it is asked again until it does."),
+        hint: spoken(
+          "Start it again: with the same --port and --token this page goes on. Else open the address that it prints, with what stands behind # in the address of this page.",
+        ),
+      });
     });
     if (found.ok) return found;
     const told = (await found.json().catch(() => null)) as { fault: Fault } | null;

@@ -12,7 +12,7 @@ export const stageName = (stage: Stage): string =>
     products: spoken("q · k"),
     scores: spoken("scores, masked"),
     weights: spoken("weights"),
-    value_weighted: spoken("weights × size of value"),
+    value_weighted: spoken("weights × |v|"),
   })[stage];
 
 export const showName = (show: Show): string => ({ a: "A", b: "B", difference: "B − A" })[show];

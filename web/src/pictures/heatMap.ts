@@ -5,6 +5,7 @@ import { colour, css, ink, type Scale } from "../colours";
 import { TOKENS, labelText, placed } from "../labels";
 import { beside } from "../numbers";
 import type { Label, Tensor } from "../tensor";
+import { paint } from "../theme.svelte";
 
 const PALE = 0.02; // of its number, what the colour of a cell shows that is no surer than noise
 
@@ -52,8 +53,6 @@ export function drawMap(
   const { tensor, scale } = shown;
   const [rowAxis, columnAxis] = tensor.axes;
   const [rows, columns] = [tensor.labels(rowAxis), tensor.labels(columnAxis)];
-  const style = getComputedStyle(canvas);
-  const paint = (name: string) => style.getPropertyValue(name);
   const context = canvas.getContext("2d")!;
   const font = `12px ${paint("--mono")}`;
   context.font = font;

@@ -2,9 +2,12 @@
 
 import type { Cell, Lattice } from "../drawing/cursor";
 import type { Cells } from "../pattern";
+import { paint } from "../theme.svelte";
 import { shortened, type Text } from "../tokens";
 
 const LABEL_ROOM = 96; // CSS pixels beside and above the picture for the names of tokens
+const NUMBER_ROOM = 34; // and for their numbers
+const END = 14; // CSS pixels behind the picture, which the last number reaches into
 const TRAINED_LINE = 1.5; // CSS pixels
 const HATCH = 7; // CSS pixels between the lines over masked cells
 
@@ -17,15 +20,31 @@ export interface Place extends Lattice {
 export function placeIn(room: number, { rows, columns }: Cells, least = 1): Place {
   const longest = Math.max(rows, columns);
   const isLabelled = (room - LABEL_ROOM) / longest >= 11;
-  const fit = Math.max(least, Math.min(40, (room - (isLabelled ? LABEL_ROOM : 34)) / longest));
+  const fit = Math.max(least, Math.min(40, (room - END - (isLabelled ? LABEL_ROOM : NUMBER_ROOM)) / longest));
   const cell = fit >= 8 ? Math.floor(fit) : fit;
-  const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [34, 20];
+  const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [NUMBER_ROOM, 20];
   return { left, top, width: cell, height: cell, isLabelled };
+}
+
+/** The cells of a pattern as an image, in the colours of now: a cursor that moves does not change it. */
+export interface Image {
+  pixels: HTMLCanvasElement;
+  /** How many cells a pixel stands for, each way. */
+  size: number;
+}
+
+export function imageOf(pattern: Cells, { width: cell }: Place): Image {
+  const pixels = document.createElement("canvas");
+  // where cells outnumber pixels, a pixel shows the strongest of them
+  const size = Math.max(1, Math.ceil(1 / (cell * (devicePixelRatio || 1))));
+  pattern.draw(pixels, size);
+  return { pixels, size };
 }
 
 export function drawLarge(
   canvas: HTMLCanvasElement,
   pattern: Cells,
+  { pixels, size }: Image,
   place: Place,
   texts: { query: Text; key: Text },
   cursor: Cell,
@@ -33,22 +52,15 @@ export function drawLarge(
 ): void {
   const { left, top, width: cell, isLabelled } = place;
   const [across, down] = [cell * pattern.columns, cell * pattern.rows];
-  const [width, height] = [left + across + (isLabelled ? 2 : 14), top + down + 2];
+  const [width, height] = [left + across + (isLabelled ? 2 : END), top + down + 2];
   const sharp = devicePixelRatio || 1;
   Object.assign(canvas, { width: width * sharp, height: height * sharp });
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
   const context = canvas.getContext("2d")!;
   context.scale(sharp, sharp);
-  const style = getComputedStyle(canvas);
-  const paint = (name: string) => style.getPropertyValue(name);
-
-  const pixels = document.createElement("canvas");
-  // where cells outnumber pixels, a pixel shows the strongest of them
-  const size = Math.max(1, Math.ceil(1 / (cell * sharp)));
-  pattern.draw(pixels, size);
+  if (pattern.masks) drawHatch(context, place, pattern);
   context.imageSmoothingEnabled = false;
   context.drawImage(pixels, left, top, pixels.width * size * cell, pixels.height * size * cell);
-  if (pattern.masks) drawMasked(context, place, pattern, paint("--edge"));
   // lines between cells, so that they hide no weight
   context.fillStyle = paint("--trained");
   const [beyondRow, beyondColumn] = pattern.first.map((first) => (trained ?? Infinity) - first);
@@ -56,34 +68,23 @@ export function drawLarge(
     context.fillRect(left + beyondColumn * cell - TRAINED_LINE / 2, top, TRAINED_LINE, down);
   if (beyondRow > 0 && beyondRow < pattern.rows)
     context.fillRect(left, top + beyondRow * cell - TRAINED_LINE / 2, across, TRAINED_LINE);
-  drawLabels(context, place, pattern, texts, cursor, paint);
-  drawCursor(context, place, pattern, cursor, paint);
+  drawLabels(context, place, pattern, texts, cursor);
+  drawCursor(context, place, pattern, cursor);
 }
 
-// oblique lines over the cells that the mask forbids: a weight of zero has none
-function drawMasked(
-  context: CanvasRenderingContext2D,
-  { left, top, width: cell }: Place,
-  pattern: Cells,
-  edge: string,
-) {
+// oblique lines, which show through the cells that the mask forbids: a weight of zero, too, has a colour and hides them
+function drawHatch(context: CanvasRenderingContext2D, { left, top, width: cell }: Place, pattern: Cells) {
   const [width, height] = [cell * pattern.columns, cell * pattern.rows];
   context.save();
   context.beginPath();
-  for (let q = 0; q < pattern.rows; q++) {
-    for (let k = 0, from = 0; k <= pattern.columns; k++) {
-      if (k < pattern.columns && pattern.at(q, k) === null) continue;
-      if (k > from) context.rect(left + from * cell, top + q * cell, (k - from) * cell, cell);
-      from = k + 1;
-    }
-  }
+  context.rect(left, top, width, height);
   context.clip();
   context.beginPath();
   for (let x = left - height; x < left + width; x += HATCH) {
     context.moveTo(x, top + height);
     context.lineTo(x + height, top);
   }
-  context.strokeStyle = edge;
+  context.strokeStyle = paint("--edge");
   context.lineWidth = 0.75;
   context.stroke();
   context.restore();
@@ -95,7 +96,6 @@ function drawLabels(
   pattern: Cells,
   texts: { query: Text; key: Text },
   [atQuery, atKey]: Cell,
-  paint: (name: string) => string,
 ) {
   context.font = `${isLabelled ? Math.min(13, cell) : 10}px ${paint("--mono")}`;
   context.textBaseline = "middle";
@@ -126,7 +126,6 @@ function drawCursor(
   { left, top, width: cell }: Place,
   pattern: Cells,
   [q, k]: Cell,
-  paint: (name: string) => string,
 ) {
   context.strokeStyle = paint("--line");
   context.strokeRect(left - 0.5, top - 0.5, cell * pattern.columns + 1, cell * pattern.rows + 1);

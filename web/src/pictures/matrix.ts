@@ -17,9 +17,10 @@ export class Matrix implements Cells {
     readonly scale: Scale,
     readonly first: Cell = [0, 0],
     size: Cell = [tensor.shape[0], tensor.shape[1]],
+    masks = tensor.values.some(Number.isNaN),
   ) {
     [this.rows, this.columns] = size;
-    this.masks = tensor.values.some(Number.isNaN);
+    this.masks = masks;
   }
 
   at(q: number, k: number): number | null {
@@ -28,10 +29,15 @@ export class Matrix implements Cells {
   }
 
   window(first: Cell, size: Cell): Matrix {
-    return new Matrix(this.tensor, this.scale, first, size);
+    return new Matrix(this.tensor, this.scale, first, size, this.masks);
   }
 
   draw(canvas: HTMLCanvasElement, size: number): void {
-    drawPixels(canvas, [this.rows, this.columns], (q, k) => this.at(q, k), this.scale, size);
+    const { values, shape } = this.tensor;
+    const rowOf = (q: number) => {
+      const start = (this.first[0] + q) * shape[1] + this.first[1];
+      return values.subarray(start, start + this.columns);
+    };
+    drawPixels(canvas, [this.rows, this.columns], rowOf, this.scale, size);
   }
 }

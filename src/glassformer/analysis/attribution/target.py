@@ -46,7 +46,7 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
         return Target(directions, total, readout_bias=inside)
     cap = model.unembed.cap
     run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
-    logits = at.of_stream((run.predictions() if cap is None else run[model.unembed.at_raw].values).detach())
+    logits = (at.logits(run) if cap is None else at.of_stream(run[model.unembed.at_raw].values)).detach()
     chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
     total = logits.gather(-1, chosen[..., None])[..., 0]
     other = None if against is None else tokens_at(model, against, at)

@@ -141,7 +141,7 @@ def lens_grid(
     asked = frozenset(measures)
     answers = None
     if "answer" in asked:
-        answers = at.of_stream(run.predictions()).argmax(-1) if answer is None else tokens_at(model, answer, at)
+        answers = at.logits(run).argmax(-1) if answer is None else tokens_at(model, answer, at)
     shape = tuple(at.positions.shape)
     readings = _Readings(len(names), shape, k=min(k, model.config.n_outputs), asked=asked)
     flat = None if answers is None else answers.flatten()

@@ -11,149 +11,39 @@ induction               … A B … A, as token ids of any vocabulary           
 With a tokenizer, only pairs that fit it are kept: every answer one token, both prompts of one length. `templates_for`
 says which templates a tokenizer has words for.
 
-Whoever trains on templates (`TemplateText`) and asks about them keeps the two apart: of each, one frame and an eighth
-of the combinations of words that decide the answer are held out.
+Whoever trains on templates (`TemplateText`) and asks about them keeps the two apart. Of each template are held out some
+frames, some of the words that decide the answer, and an eighth of the combinations of those that are not.
 
 Source: Wang et al. 2022 (indirect objects), Hanna et al. 2023 (greater-than), Linzen et al. 2016 (agreement), Olsson et
 al. 2022 (induction); frames and words are our own.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from random import Random
 from string import Formatter
+from typing import Any, Literal, NamedTuple, get_args
 
 from glassformer.config import require
 from glassformer.data.batch import Split, check_split, hash64, is_heldout
+from glassformer.data.pairs import _frames as known
+from glassformer.data.pairs._frames import Drawn
 from glassformer.data.pairs.prompt_pairs import Pair, Pairs, Span
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
-_HELDOUT = 1 / 8  # of the combinations of words, and how often the frame that is held out is drawn
+New = Literal["words", "combination", "frame"]
 
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-def _phrases(text: str) -> list[str]:
-    return text.split(", ")
-
-
-_NAMES = _words(
-    "Mary John Tom James Anna Peter Lucy Paul Kate David Emma Mark Sarah Jack Alice Simon Laura Martin Helen Robert "
-    "Julia Daniel Ruth Adam Jane Henry"
-)
-_PLACES = _words("market station library garden office beach school park museum harbour kitchen theatre")
-_THINGS = _words("letter book ticket key basket ring map lamp coat drink flower camera")
-_MEETING = [
-    "When {one} and {other} went to the {place}",
-    "After {one} and {other} met at the {place}",
-    "While {one} and {other} were waiting in the {place}",
-    "At the {place} {one} and {other} had a talk",
-    "Yesterday {one} saw {other} near the {place}",
-    "As soon as {one} and {other} came back from the {place}",
-    "Since {one} and {other} often visit the {place}",
-    "{one} and {other} had lunch by the {place}",
-]
-_GIVING = [
-    "{subject} gave a {thing} to",
-    "{subject} handed the {thing} to",
-    "{subject} showed a {thing} to",
-    "{subject} offered the {thing} to",
-    "{subject} brought a {thing} to",
-    "{subject} sold the {thing} to",
-    "{subject} returned a {thing} to",
-    "{subject} passed the {thing} on to",
-]
-_PASSING = [
-    *(
-        f"{met}{then}{given}"
-        for met in _MEETING
-        for then in (", ", ", and ", ", then ", ", where ")
-        for given in _GIVING
-    ),
-    "Then {one} and {other} left the {place}, and {subject} sent the {thing} to",
-]
-_EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
-_SPANNING = [
-    "The {event} that began in the year {century}{year} went on until the year {again}",
-    "The {event} lasted from the year {century}{year} to the year {again}",
-    "Of the {event} we know that it started in the year {century}{year} and stopped in the year {again}",
-    "There was a {event} from the year {century}{year} until the year {again}",
-    "The {event} began in the year {century}{year} and ended in the year {again}",
-]
-_REGULAR = _words("key book lamp chair letter window teacher doctor farmer horse boat picture")
-_NOUNS = [*((noun, noun + "s") for noun in _REGULAR), ("child", "children"), ("woman", "women"), ("man", "men")]
-_VERBS = [(" is", " are"), (" was", " were"), (" has", " have")]
-_BESIDE = _phrases(
-    "beside, near, behind, in front of, with, under, across from, not far from, above, below, by, close to, far from, "
-    "on top of, around, without, opposite, to the left of, at the side of, like, that we saw behind, that we put near, "
-    "that came with, which we found under, known from, bought for"
-)
-_OPENING = _phrases(
-    "The, They say that the, In the end the, Today the, I think that the, At last the, It seems that the, We know that "
-    "the, Now the, Perhaps the"
-)
-_AGREEING = [
-    *(f"{opening} {{subject}} {beside} the {{attractor}}" for opening in _OPENING for beside in _BESIDE),
-    "The {subject} next to the {attractor}",
-]
-_COLOURS = _words("red green blue black white brown grey yellow")
-_OBJECTS = _words("lamp coat door book chair cup car boat hat box wall ball")
-_COLOURING = [
-    *(
-        f"{told}{asked} the {{asked}} is"
-        for told in (
-            "The {one} is {colour} and the {other} is {second}",
-            "There is a {colour} {one} and a {second} {other}",
-            "We have a {colour} {one}, and a {other} that is {second}",
-            "The {one} was painted {colour}, the {other} was painted {second}",
-        )
-        for asked in (". The colour of", ". We know that", ", and so", ". Now")
-    ),
-    "I saw that the {one} was {colour} and the {other} was {second}, so the {asked} is",
-]
-# noun -> what it does -> places where it is the one that does so
-_SENSES = {
-    "model": {
-        " poses": _words("studio boutique gallery salon workshop"),
-        " predicts": _words("laboratory computer notebook program server"),
-    },
-    "mole": {
-        " digs": _words("garden meadow field orchard park"),
-        " spies": _words("embassy ministry agency army palace"),
-    },
-    "bat": {" flies": _words("cave forest night attic tower"), " breaks": _words("stadium match game school club")},
-    "crane": {" nests": _words("marsh lake swamp river valley"), " lifts": _words("harbour factory yard dock port")},
-}
-_OFTEN = _words("now today often again sometimes tonight")
-_SENSING = [
-    *(
-        f"{opening} {placed}"
-        for opening in ("They say that", "We know that", "It seems that", "I think that")
-        for placed in (
-            "in the {place} {often} the {noun}",
-            "{often} in the {place} the {noun}",
-            "the {noun} of the {place} {often}",
-            "{often} the {noun} in the {place}",
-        )
-    ),
-    "It is known that in the {place} the {noun} {often}",
-]
-_ARGUMENTS = _words(
-    "name value key path data file line text index result item size start end mode type msg args obj code func cls "
-    "node prefix pattern string number count default parent other left right first last"
-)
-_FUNCTIONS = _words("read write get set open check load run call add find test parse send make copy close update")
-_CALLING = [
-    "def {function}({first}, {second}):\n    return {called}({again},",
-    "{function}({first}, {second})\n{called}({again},",
-]
+_HELDOUT = 1 / 8  # of the combinations of words; and how often words, or a frame, that are held out are drawn
 
 
 def indirect_objects(
-    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
 ) -> Pairs:
     """Who is given something: the one of two names that does not give. The corrupt prompt lets the other one give.
 
@@ -164,61 +54,93 @@ def indirect_objects(
         seed: Of the words.
         tokenizer: Keep only pairs that fit it.
         split: Only what `TemplateText` trains on ("train"), or only what it never shows ("heldout"); either by default.
+        new: What exactly is held out, one or several: "words" (all those that decide, here both names, are never asked
+            about in training), "combination" (each is, together they are not), "frame"; none of them for ().
 
     Raises:
         DataError: There are not that many that fit.
+        ConfigError: Nothing of that kind is held out.
     """
-    return _collect("indirect_objects", n, seed, tokenizer, split)
+    return _collect("indirect_objects", n, seed, tokenizer, split, new)
 
 
 def greater_than(
-    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
 ) -> Pairs:
     """When something ended: not before it began. The answer is a later year and the wrong answer an earlier one.
 
-    In the corrupt prompt the beginning lies before both, so that neither is wrong. Only for tokenizers that split a
-    year in the middle. Roles: `event`, `century`, `year`, `again`; arguments and errors as in `indirect_objects`.
+    In the corrupt prompt the beginning lies before both, so that neither is wrong. Nothing lasts longer than 24 years:
+    the answer hangs on the beginning, and not on late years being likelier whatever was read. Only for tokenizers that
+    split a year in the middle. Roles: `event`, `century`, `year`, `again`; arguments and errors as in
+    `indirect_objects`.
     """
-    return _collect("greater_than", n, seed, tokenizer, split)
+    return _collect("greater_than", n, seed, tokenizer, split, new)
 
 
 def subject_verb_agreement(
-    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
 ) -> Pairs:
     """A verb agrees with its subject, whatever noun stands between. The corrupt subject has the other number.
 
     Roles: `subject`, `attractor`; arguments and errors as in `indirect_objects`.
     """
-    return _collect("subject_verb_agreement", n, seed, tokenizer, split)
+    return _collect("subject_verb_agreement", n, seed, tokenizer, split, new)
 
 
 def repeated_arguments(
-    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
 ) -> Pairs:
     """Python that names its arguments again: after the first one, the second follows. Induction on natural code.
 
     The corrupt prompt has another second argument. Roles: `first`, `second`, `again`; arguments and errors as in
     `indirect_objects`.
     """
-    return _collect("repeated_arguments", n, seed, tokenizer, split)
+    return _collect("repeated_arguments", n, seed, tokenizer, split, new)
 
 
 def colours_of_things(
-    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
 ) -> Pairs:
     """Which of two colours a thing has. The corrupt prompt asks for the other thing.
 
     Roles: `one`, `colour`, `other`, `second`, `asked`; arguments and errors as in `indirect_objects`.
     """
-    return _collect("colours_of_things", n, seed, tokenizer, split)
+    return _collect("colours_of_things", n, seed, tokenizer, split, new)
 
 
-def word_senses(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None) -> Pairs:
+def word_senses(
+    n: int = 32,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    split: Split | None = None,
+    new: New | Collection[New] | None = None,
+) -> Pairs:
     """What a word of two meanings does where it is. In the corrupt prompt it is where it has its other meaning.
 
     Roles: `place`, `noun`; arguments and errors as in `indirect_objects`.
     """
-    return _collect("word_senses", n, seed, tokenizer, split)
+    return _collect("word_senses", n, seed, tokenizer, split, new)
 
 
 def induction(
@@ -288,25 +210,85 @@ def templates_for(tokenizer: Tokenizer, *, draws: int = 200, seed: int = 0) -> t
         seed: Of the words.
     """
     found = []
-    for name, draw in TEMPLATES.items():
+    for name in TEMPLATES:
         random = Random(hash64(name, seed))
-        misfits = Pairs(tuple(draw(random).pair for _ in range(draws)), name).misfits(tokenizer)
+        misfits = Pairs(tuple(draw(name, random).pair for _ in range(draws)), name).misfits(tokenizer)
         found.append(TemplateFit(name, 1 - len(misfits) / draws, misfits[0].why if misfits else ""))
     return tuple(found)
 
 
-def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None, split: Split | None) -> Pairs:
+@dataclasses.dataclass(frozen=True)
+class DrawnPair:
+    """A pair as a template drew it.
+
+    Args:
+        pair: The pair.
+        new: What of it training never holds; nothing if it may be trained on.
+        more: Prompts that go on from the clean one with its answer, each with its own answer.
+    """
+
+    pair: Pair
+    new: frozenset[New]
+    more: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def split(self) -> Split:
+        """Where it belongs: "heldout" if anything is new."""
+        return "heldout" if self.new else "train"
+
+
+class Template(NamedTuple):
+    """A template: what draws a pair, told whether words and frame are new; the words that decide, and the frames."""
+
+    pair: Callable[[Random, bool, bool], DrawnPair]
+    words: Drawn[Any]
+    frames: Drawn[str]
+
+    @property
+    def kept(self) -> tuple[New, ...]:
+        """What of it is held out."""
+        return tuple(kind for kind in get_args(New) if kind != "words" or self.words.new)
+
+
+def draw(name: str, random: Random, split: Split | None = None, new: frozenset[New] | None = None) -> DrawnPair:
+    """Draw a pair of a template: of either split or of one, or one of which exactly that much is held out.
+
+    Args:
+        name: The template.
+        random: What draws.
+        split: "train", "heldout", or either.
+        new: What is held out.
+    """
+    template = TEMPLATES[name]
+
+    def turn(kind: New) -> bool:
+        if new is not None or split == "train":
+            return kind in (new or ())
+        return kind in template.kept and random.random() < _HELDOUT
+
+    while True:
+        drawn = template.pair(random, turn("words"), turn("frame"))
+        if split in (None, drawn.split) and new in (None, drawn.new):
+            return drawn
+
+
+def _collect(
+    name: str,
+    n: int,
+    seed: int,
+    tokenizer: Tokenizer | None,
+    split: Split | None,
+    new: New | Collection[New] | None,
+) -> Pairs:
     if split is not None:
         check_split(split)
+    wanted = _wanted(name, split, new)
     random, found = Random(hash64(name, seed)), dict[tuple[object, ...], Pair]()
     draws, why = 200 + 100 * n, "every other was drawn before"
     for _ in range(draws):
         if len(found) >= n:
             break
-        drawn = TEMPLATES[name](random)
-        if split is not None and drawn.split != split:
-            continue
-        pair = drawn.pair
+        pair = draw(name, random, split, wanted).pair
         misfits = Pairs((pair,)).misfits(tokenizer) if tokenizer is not None else []
         if misfits:
             why = misfits[0].why
@@ -321,109 +303,156 @@ def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None, split: S
     return Pairs(tuple(found.values()), name)
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawnPair:
-    """A pair as a template drew it.
-
-    Args:
-        pair: The pair.
-        split: Where it belongs: "heldout" if its frame or the combination of words that decides its answer is.
-    """
-
-    pair: Pair
-    split: Split
-
-
-def _indirect_object(random: Random) -> DrawnPair:
-    receiver, giver = random.sample(_NAMES, 2)
-    one, other = random.sample([receiver, giver], 2)
-    words = {"one": one, "other": other, "place": random.choice(_PLACES), "thing": random.choice(_THINGS)}
-    roles = {"one": "indirect_object", "other": "first_subject"}
-    if one == giver:
-        roles = {"one": "first_subject", "other": "indirect_object"}
-    roles |= {"subject": "subject"}
-    answers = f" {receiver}", f" {giver}"
-    changed = {"subject": receiver}
-    return _drawn(random, _PASSING, words | {"subject": giver}, changed, answers, roles, {receiver, giver})
+def _wanted(name: str, split: Split | None, new: New | Collection[New] | None) -> frozenset[New] | None:
+    """Return what exactly is to be held out, None for anything."""
+    if new is None:
+        return None
+    wanted: frozenset[New] = frozenset((new,) if isinstance(new, str) else new)
+    kept = TEMPLATES[name].kept
+    require(
+        wanted <= set(kept),
+        f"{name}: new={new!r}, and what it holds out is {', '.join(kept)}; () is what training holds.",
+    )
+    require(
+        not wanted >= {"words", "combination"},
+        f"{name}: new={new!r}: words that are held out have no combinations of training to differ from. Ask for one.",
+    )
+    require(
+        split is None or (split == "heldout") == bool(wanted),
+        f"{name}: split={split!r} has no pairs with new={new!r}. Leave split out.",
+    )
+    return wanted
 
 
-def _greater_than(random: Random) -> DrawnPair:
-    before, wrong, year, answer = sorted(random.sample(range(2, 99), 4))
-    century = str(random.randint(11, 18))
-    words = {"event": random.choice(_EVENTS), "century": century, "year": f"{year:02}", "again": century}
-    answers = f"{answer:02}", f"{wrong:02}"
-    changed, decided = {"year": f"{before:02}"}, {words["event"], f"{century}{year:02}"}
-    return _drawn(random, _SPANNING, words, changed, answers, {slot: slot for slot in words}, decided)
+def _indirect_object(random: Random, words: bool, frame: bool) -> DrawnPair:
+    receiver, giver = random.sample(known.NAMES.pool(words), 2)
+    filled, roles = _passed(random, receiver, giver)
+    pair = _filled(
+        known.PASSING.choice(random, frame), filled, {"subject": receiver}, (f" {receiver}", f" {giver}"),
+        roles | {"subject": "subject"},
+    )  # fmt: skip
+    handed = [(receiver, giver), (giver, receiver)][: random.randrange(3)]
+    more = [(random.choice(known.HANDING_ON).format(subject=one), f" {other}") for one, other in handed]
+    for _ in range(random.randrange(5)):
+        called, calling = random.sample(known.NICKNAMES, 2)
+        told, _ = _fill(known.PASSING.choice(random, frame), _passed(random, called, calling)[0])
+        more.append((told, f" {called}"))
+    return DrawnPair(pair, _new(words, frame, {receiver, giver}), tuple(more))
 
 
-def _agreement(random: Random) -> DrawnPair:
-    subject, attractor = random.sample(_NOUNS, 2)
+def _passed(random: Random, receiver: str, giver: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what fills a frame in which something is passed on, and the roles of its two names, in any order."""
+    roles = [(receiver, "indirect_object"), (giver, "first_subject")]
+    random.shuffle(roles)
+    (one, first), (other, second) = roles
+    drawn = {"place": random.choice(known.PLACES), "thing": random.choice(known.THINGS)}
+    return {"one": one, "other": other, "subject": giver} | drawn, {"one": first, "other": second}
+
+
+def _greater_than(random: Random, words: bool, frame: bool) -> DrawnPair:
+    year = known.STARTS.choice(random, words)
+    answer = year + random.randint(1, min(known.LONGEST, 98 - year))
+    wrong = year - random.randint(1, 8)
+    before = wrong - random.randint(1, min(known.LONGEST, wrong - 1))
+    century, event = str(random.randint(11, 18)), random.choice(known.EVENTS)
+    filled = {"event": event, "century": century, "year": f"{year:02}", "again": century}
+    pair = _filled(
+        known.SPANNING.choice(random, frame), filled, {"year": f"{before:02}"}, (f"{answer:02}", f"{wrong:02}"),
+        {slot: slot for slot in filled},
+    )  # fmt: skip
+    return DrawnPair(pair, _new(words, frame, {event, f"{century}{year:02}"}))
+
+
+def _agreement(random: Random, words: bool, frame: bool) -> DrawnPair:
+    subject, attractor = random.sample(known.NOUNS.pool(words), 2)
     number = random.randrange(2)
-    verb = random.choice(_VERBS)
-    words = {"subject": subject[number], "attractor": random.choice(attractor)}
-    answers = verb[number], verb[1 - number]
-    changed, decided = {"subject": subject[1 - number]}, {subject[0], verb[0]}
-    return _drawn(random, _AGREEING, words, changed, answers, {slot: slot for slot in words}, decided)
+    verb = random.choice(known.VERBS)
+    filled = {"subject": subject[number], "attractor": random.choice(attractor)}
+    pair = _filled(
+        known.AGREEING.choice(random, frame), filled, {"subject": subject[1 - number]},
+        (verb[number], verb[1 - number]), {slot: slot for slot in filled},
+    )  # fmt: skip
+    return DrawnPair(pair, _new(words, frame, {subject[0], verb[0]}))
 
 
-def _repeated_argument(random: Random) -> DrawnPair:
-    first, second, third = random.sample(_ARGUMENTS, 3)
-    function, called = random.sample(_FUNCTIONS, 2)
-    words = {"function": function, "called": called, "first": first, "second": second, "again": first}
-    roles = {slot: slot for slot in ("first", "second", "again")}
-    answers = f" {second}", f" {third}"
-    return _drawn(random, _CALLING, words, {"second": third}, answers, roles, {first, second})
+def _repeated_argument(random: Random, words: bool, frame: bool) -> DrawnPair:
+    first, second, third = random.sample(known.ARGUMENTS.pool(words), 3)
+    function, called = random.sample(known.FUNCTIONS, 2)
+    filled = {"function": function, "called": called, "first": first, "second": second, "again": first}
+    pair = _filled(
+        known.CALLING.choice(random, frame), filled, {"second": third}, (f" {second}", f" {third}"),
+        {slot: slot for slot in ("first", "second", "again")},
+    )  # fmt: skip
+    return DrawnPair(pair, _new(words, frame, {first, second}))
 
 
-def _colour_of_thing(random: Random) -> DrawnPair:
-    things, colours = random.sample(_OBJECTS, 2), random.sample(_COLOURS, 2)
+def _colour_of_thing(random: Random, words: bool, frame: bool) -> DrawnPair:
+    things, colours = random.sample(known.OBJECTS.pool(words), 2), random.sample(known.COLOURS, 2)
+    # both are new together or neither is: what is told of one thing, training asks of either
+    kinds = [_new(words, frame, {*told}) for told in zip(things, colours, strict=True)]
+    if kinds[0] != kinds[1]:
+        return _colour_of_thing(random, words, frame)
     which = random.randrange(2)
-    words = {"one": things[0], "colour": colours[0], "other": things[1], "second": colours[1], "asked": things[which]}
-    answers = f" {colours[which]}", f" {colours[1 - which]}"
-    changed, decided = {"asked": things[1 - which]}, {things[which], colours[which]}
-    return _drawn(random, _COLOURING, words, changed, answers, {slot: slot for slot in words}, decided)
+    told = {"one": things[0], "colour": colours[0], "other": things[1], "second": colours[1]}
+    filled = told | {"asked": things[which]}
+    pair = _filled(
+        known.COLOURING.choice(random, frame), filled, {"asked": things[1 - which]},
+        (f" {colours[which]}", f" {colours[1 - which]}"), {slot: slot for slot in filled},
+    )  # fmt: skip
+    asked = [random.randrange(2) for _ in range(random.randrange(4))]
+    more = tuple((random.choice(known.ASKING).format(asked=things[i]), f" {colours[i]}") for i in asked)
+    return DrawnPair(pair, kinds[0], more)
 
 
-def _word_sense(random: Random) -> DrawnPair:
-    noun, often = random.choice([*_SENSES]), random.choice(_OFTEN)
-    answer, wrong = random.sample([*_SENSES[noun]], 2)
-    place, elsewhere = random.choice([*zip(_SENSES[noun][answer], _SENSES[noun][wrong], strict=True)])
-    words, roles = {"place": place, "noun": noun, "often": often}, {"place": "place", "noun": "noun"}
+def _word_sense(random: Random, words: bool, frame: bool) -> DrawnPair:
     # what a place says of a noun must have been read: only sentences can be new
-    decided = {place, noun, often}
-    return _drawn(random, _SENSING, words, {"place": elsewhere}, (answer, wrong), roles, decided)
+    senses = known.SENSES.choice(random, words)
+    (noun, does), often = senses, random.choice(known.OFTEN)
+    answer, wrong = random.sample([*does], 2)
+    place, elsewhere = random.choice([*zip(does[answer], does[wrong], strict=True)])
+    filled, roles = {"place": place, "noun": noun, "often": often}, {"place": "place", "noun": "noun"}
+    pair = _filled(known.SENSING.choice(random, frame), filled, {"place": elsewhere}, (answer, wrong), roles)
+    return DrawnPair(pair, _new(words, frame, {place, noun, often}))
 
 
-TEMPLATES: dict[str, Callable[[Random], DrawnPair]] = {
-    "indirect_objects": _indirect_object,
-    "greater_than": _greater_than,
-    "subject_verb_agreement": _agreement,
-    "repeated_arguments": _repeated_argument,
-    "colours_of_things": _colour_of_thing,
-    "word_senses": _word_sense,
+TEMPLATES: dict[str, Template] = {
+    "indirect_objects": Template(_indirect_object, known.NAMES, known.PASSING),
+    "greater_than": Template(_greater_than, known.STARTS, known.SPANNING),
+    "subject_verb_agreement": Template(_agreement, known.NOUNS, known.AGREEING),
+    "repeated_arguments": Template(_repeated_argument, known.ARGUMENTS, known.CALLING),
+    "colours_of_things": Template(_colour_of_thing, known.OBJECTS, known.COLOURING),
+    "word_senses": Template(_word_sense, known.SENSES, known.SENSING),
 }
 
 
-def _drawn(
-    random: Random,
-    frames: Sequence[str],
+def heldout_words(names: Iterable[str]) -> list[str]:
+    """Return the words of these templates that training never asks about, as they are written in a sentence.
+
+    Args:
+        names: The templates.
+    """
+    found = [TEMPLATES[name].words.new for name in names]
+    return [str(form) for new in found for word in new for form in (word if isinstance(word, tuple) else (word,))]
+
+
+def _new(words: bool, frame: bool, decided: Set[str]) -> frozenset[New]:
+    """Return what is new of a pair; `decided` decide its answer, and in whatever order are one combination."""
+    combination = not words and is_heldout(_HELDOUT, "combination", *sorted(decided))
+    found: dict[New, bool] = {"words": words, "combination": combination, "frame": frame}
+    return frozenset(kind for kind, new in found.items() if new)
+
+
+def _filled(
+    frame: str,
     words: Mapping[str, str],
     changed: Mapping[str, str],
     answers: tuple[str, str],
     roles: Mapping[str, str],
-    decided: Set[str],
-) -> DrawnPair:
-    """Fill a frame with words, and once more with some of them changed; slots named in `roles` become roles.
-
-    `decided` are the words that decide the answer: in whatever order they stand, they are one combination.
-    """
-    *known, last = frames
-    frame = last if random.random() < _HELDOUT else random.choice(known)
+) -> Pair:
+    """Fill a frame with words, and once more with some of them changed; slots named in `roles` become roles."""
     clean, spans = _fill(frame, words)
     corrupt, _ = _fill(frame, {**words, **changed})
-    pair = Pair(clean, corrupt, *answers, {role: spans[slot] for slot, role in roles.items()})
-    new = frame == last or is_heldout(_HELDOUT, "combination", *sorted(decided))
-    return DrawnPair(pair, "heldout" if new else "train")
+    return Pair(clean, corrupt, *answers, {role: spans[slot] for slot, role in roles.items()})
 
 
 def _fill(frame: str, words: Mapping[str, str]) -> tuple[str, dict[str, Span]]:

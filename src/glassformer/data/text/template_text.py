@@ -3,7 +3,7 @@
     When Mary and John went to the market, John gave a lamp to Mary.
 
 A model that is trained on them can be asked what it has learned: `indirect_objects(split="heldout")` and its like draw
-from frames and combinations of words that no row of training holds.
+from frames, words and combinations of words that no row of training holds; `new=` says which of these.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ import numpy as np
 
 from glassformer.config import require
 from glassformer.data.batch import Batch, DataConfig, Split, check_split, hash64
-from glassformer.data.pairs.templates import TEMPLATES
+from glassformer.data.pairs.templates import TEMPLATES, draw, heldout_words
 from glassformer.data.text.corpus import Row, pack
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError, nearest
 
 _MOST = 4  # sentences in a document
-_TEXTS = 50_000  # sentences to learn a tokenizer from: three million characters
+_TEXTS = 50_000  # pairs to learn a tokenizer from: three million characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,20 +55,21 @@ class TemplateText(DataConfig, kind="template_text"):
 
     def texts(self) -> Iterator[str]:
         random = Random(hash64("template_text", self.seed, "texts"))
-        for _ in range(_TEXTS):
-            yield "".join((*self.sentence("train", random), "."))
+        # in no sentence, but of every word a tokenizer has to know how it is written
+        unasked = [f" {word}" for word in heldout_words(dict.fromkeys(self.templates))] or [""]
+        for index in range(_TEXTS):
+            told = " ".join(map("".join, self.sentences("train", random)))
+            yield told + unasked[index % len(unasked)]
 
-    def sentence(self, split: Split, random: Random) -> tuple[str, str]:
-        """A prompt of a split, and its answer."""
-        while True:
-            drawn = TEMPLATES[random.choice(self.templates)](random)
-            if drawn.split == split:
-                assert isinstance(drawn.pair.clean, str), "text templates write text"
-                return drawn.pair.clean, str(drawn.pair.answer)
+    def sentences(self, split: Split, random: Random) -> list[tuple[str, str, str]]:
+        """Sentences about one thing, each as prompt, answer and full stop; the first is a pair of the split."""
+        drawn = draw(random.choice(self.templates), random, split)
+        assert isinstance(drawn.pair.clean, str), "text templates write text"
+        return [(clean, answer, ".") for clean, answer in ((drawn.pair.clean, str(drawn.pair.answer)), *drawn.more)]
 
 
 class TemplateTextData:
-    """Rows of sentences, drawn afresh for every step; in "heldout" those whose frame or combination is held out."""
+    """Rows of sentences, drawn afresh for every step; in "heldout" those of which something is held out."""
 
     def __init__(self, config: TemplateText, tokenizer: Tokenizer | None = None) -> None:
         if tokenizer is None:
@@ -93,10 +94,10 @@ class TemplateTextData:
         while len(tokens) <= self.config.length:
             new = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
             for place in range(random.randint(1, _MOST)):
-                prompt, answer = self.config.sentence(split, random)
-                # apart, as pairs are read
-                for part in (f" {prompt}" if place else prompt, answer, "."):
-                    new += self.tokenizer.encode(part)
+                for number, (prompt, answer, stop) in enumerate(self.config.sentences(split, random)):
+                    # apart, as pairs are read
+                    for part in (f" {prompt}" if place or number else prompt, answer, stop):
+                        new += self.tokenizer.encode(part)
             documents += [documents[-1] + 1 if documents else 0] * len(new)
             tokens += new
         end = self.config.length + 1

@@ -48,11 +48,11 @@ _EXPLORER = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>glassformer</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="/explorer.css?lang={lang}">
+<link rel="stylesheet" href="/explorer.css?lang={lang}&amp;digest={digest}">
 </head>
 <body class="explorer">
 <noscript><p>{noscript}</p></noscript>
-<script src="/explorer.js?lang={lang}"></script>
+<script src="/explorer.js?lang={lang}&amp;digest={digest}"></script>
 </body>
 </html>
 """
@@ -117,12 +117,16 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
 def explorer_files() -> dict[str, str]:
     """Files of the explorer, by name: its page, script and style sheet, in the language that is spoken.
 
-    The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server.
+    The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server. Where it
+    asks for them it gives their digest, so that a browser may keep what it got, and what it made of it.
     """
-    lang = language()
-    page = _EXPLORER.format(lang=lang, noscript=spoken("This page is drawn by its script. Please allow it to run."))
     script = '"use strict";\n{\n' + colour_script() + _spoken("explorer", {}) + _built("explorer.js") + "}\n"
     style = colour_style() + _built("page.css") + _built("explorer.css")
+    page = _EXPLORER.format(
+        lang=language(),
+        digest=hashlib.sha256((script + style).encode()).hexdigest()[:16],
+        noscript=spoken("This page is drawn by its script. Please allow it to run."),
+    )
     return {"index.html": page, "explorer.js": script, "explorer.css": style}
 
 

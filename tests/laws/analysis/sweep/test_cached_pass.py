@@ -87,10 +87,15 @@ def test_a_head_is_read_through_its_own_block() -> None:
     case = subject("gpt2")
     (tokens,) = case.inputs
     cached = CachedPass(case.model, tokens)
-    ran = list[int]()
+    ran = list[str]()
     for block in case.model.output_stack.blocks:
-        block.register_forward_hook(lambda *_, layer=block.layer: ran.append(layer))
+        for name in block.names:
+            part = f"{block.layer} {name}"
+            block.part(name).register_forward_hook(lambda *_, part=part: ran.append(part))
     cached.read(["L1H3.pattern"])
-    assert ran == [1]
+    # its MLP is not needed
+    assert ran == ["1 attn"]
+    cached.read(["blocks.1.resid_mid", "L0H1.z"])
+    assert ran[1:] == ["0 attn", "0 mlp", "1 attn"]
     cached.logits([-1])
-    assert ran == [1]
+    assert len(ran) == 4

@@ -51,12 +51,15 @@ export function goTo(explorer: Explorer, name: string): boolean {
   return true;
 }
 
-function step(explorer: Explorer, by: number): void {
-  const layers = [...new Set([...headsOf(explorer.model).values()].map((head) => head.mixer))];
-  const at = layers.findIndex((mixer) => mixer.path === explorer.cursor.path) + by;
-  const mixer = layers[Math.min(Math.max(at, 0), layers.length - 1)];
-  explorer.select({ label: mixer.heads[Math.min(explorer.cursor.head, mixer.heads.length - 1)] });
+/** The name of the head so many layers above. */
+export function above({ model, cursor }: Explorer, by: number): string {
+  const layers = [...new Set([...headsOf(model).values()].map((head) => head.mixer))];
+  const at = layers.findIndex((mixer) => mixer.path === cursor.path) + by;
+  const { heads } = layers[Math.min(Math.max(at, 0), layers.length - 1)];
+  return heads[Math.min(cursor.head, heads.length - 1)];
 }
+
+const step = (explorer: Explorer, by: number) => explorer.select({ label: above(explorer, by) });
 
 /** Do what a key means; whatever was done, the browser does nothing of its own. */
 export function press(event: KeyboardEvent, explorer: Explorer, help: Page): void {

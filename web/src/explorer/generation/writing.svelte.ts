@@ -1,4 +1,4 @@
-// A text that goes on, token by token: the server writes ahead, and each token is shown when it is asked for.
+// A text that goes on, token by token, each when it is asked for.
 
 import type { Fault, GenerateSpec } from "../api";
 import { faultOf } from "../explorer.svelte";
@@ -14,49 +14,50 @@ export class Writing {
   /** Whether nothing follows: the text ended, or is as long as was asked for. */
   isOver = $state(false);
   private leaving = new AbortController();
-  private coming: AsyncGenerator<Opening | Drawn> | null = null;
 
   constructor(private readonly api: Transport) {}
 
   /** One more token. */
-  async next(spec: GenerateSpec): Promise<void> {
+  next = (spec: GenerateSpec): Promise<void> =>
+    this.write({ ...spec, max_new_tokens: Math.min(this.steps.length + 1, spec.max_new_tokens!) }, spec);
+
+  /** All that comes. */
+  async stream(spec: GenerateSpec): Promise<void> {
+    this.isStreaming = true;
+    await this.write(spec, spec);
+    this.isStreaming = false;
+  }
+
+  /** Show no more, and let the server write no more; what was written stays, and may go on. */
+  stop = (): void => {
+    this.leaving.abort();
+    this.leaving = new AbortController();
+    this.isStreaming = this.isWaiting = false;
+  };
+
+  /** Begin anew. */
+  leave = (): void => {
+    this.stop();
+    [this.opening, this.steps, this.fault, this.isOver] = [null, [], null, false];
+  };
+
+  /** Have as many tokens written as are asked for now: the seed makes those that are there already the same again. */
+  private async write(asked: GenerateSpec, whole: GenerateSpec): Promise<void> {
     if (this.isOver || this.isWaiting) return;
     const { signal } = this.leaving;
     this.isWaiting = true;
-    this.coming ??= this.api.steps<Opening | Drawn>("generate", spec, signal);
+    let found = 0;
     try {
-      let step = await this.coming.next();
-      if (!signal.aborted && step.value && !("token" in step.value)) {
-        this.opening = step.value;
-        step = await this.coming.next();
+      for await (const step of this.api.steps<Opening | Drawn>("generate", asked, signal)) {
+        if (signal.aborted) return;
+        if (!("token" in step)) this.opening = step;
+        else if (found++ >= this.steps.length) this.steps = [...this.steps, step];
       }
-      if (signal.aborted) return;
-      if (step.done) this.isOver = true;
-      else this.steps = [...this.steps, step.value as Drawn];
+      this.isOver = found < asked.max_new_tokens! || found >= whole.max_new_tokens!;
     } catch (error) {
       if (!isDropped(error) && !signal.aborted) [this.fault, this.isOver] = [faultOf(error), true];
     } finally {
       if (!signal.aborted) this.isWaiting = false;
     }
   }
-
-  /** All that comes. */
-  async stream(spec: GenerateSpec): Promise<void> {
-    this.isStreaming = true;
-    while (this.isStreaming && !this.isOver) await this.next(spec);
-    this.isStreaming = false;
-  }
-
-  /** Show no more; what was written stays, and may go on. */
-  stop = (): void => {
-    this.isStreaming = false;
-  };
-
-  /** Begin anew; the server stops too. */
-  leave = (): void => {
-    this.leaving.abort();
-    [this.leaving, this.coming] = [new AbortController(), null];
-    [this.opening, this.steps, this.fault] = [null, [], null];
-    this.isStreaming = this.isWaiting = this.isOver = false;
-  };
 }

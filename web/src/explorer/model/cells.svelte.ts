@@ -16,6 +16,9 @@ import { isDropped } from "../transport";
 export interface Scores {
   key: string;
   name: string;
+  /** The name without that of its group, where it stands under it. */
+  short: string;
+  group: string;
   /** In what: a share from 0 to 1, or logits. */
   unit: "share" | "logits";
   values: ReadonlyMap<string, number | null>;
@@ -120,12 +123,14 @@ export class Cells {
 
   /** Everything there is to show as a number, whether it was asked for yet or not. */
   get all(): readonly Scores[] {
-    const ofRoles = (asked: Asked, prefix: string, name: (role: string) => string): Scores[] => {
+    const ofRoles = (asked: Asked, prefix: string, group: string, name: (role: string) => string): Scores[] => {
       const scores = asked.answer?.arrays.scores;
       const roles = (scores?.labels("role") as string[] | undefined) ?? ROLES;
       return roles.map((role, r) => ({
         key: `${prefix} ${role}`,
         name: name(roleName(role)),
+        short: roleName(role),
+        group,
         unit: "share",
         values: new Map(scores?.labels("head").map((label, h) => [String(label), scores.at(h, r)])),
         fault: asked.fault,
@@ -137,6 +142,8 @@ export class Cells {
       {
         key: "direct",
         name: spoken("direct effect on the logit"),
+        short: spoken("direct effect"),
+        group: spoken("on the logit"),
         unit: "logits",
         fault: this.direct.fault,
         isWaiting: this.direct.isWaiting,
@@ -145,12 +152,16 @@ export class Cells {
       {
         key: "ablation",
         name: spoken("effect of setting it to zero"),
+        short: spoken("set to zero"),
+        group: spoken("on the logit"),
         unit: "logits",
         values: this.ablated,
         ...this.ablation,
       },
-      ...ofRoles(this.roles, "text", (role) => spoken("{role}, on this text", { role })),
-      ...ofRoles(this.general, "general", (role) => spoken("{role}, in general", { role })),
+      ...ofRoles(this.roles, "text", spoken("on this text"), (role) => spoken("{role}, on this text", { role })),
+      ...ofRoles(this.general, "general", spoken("on random tokens, repeated"), (role) =>
+        spoken("{role}, in general", { role }),
+      ),
     ];
   }
 
