@@ -23,15 +23,17 @@ from starlette.testclient import TestClient
 
 import glassformer as gf
 from glassformer.analysis import Run
+from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.cli import main
 from glassformer.labelled import Labelled
 from glassformer.models import Sampling, generate, stream
+from glassformer.render.page import attention_page
 from glassformer.serve import Limits
 from glassformer.serve.api import PatternView, from_query
 from glassformer.serve.frames import ENCODINGS
 from glassformer.serve.questions import QUESTIONS, Answer
 from glassformer.serve.schema import schema, text as schema_text
-from glassformer.serve.worker import Busy, Superseded, Worker
+from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.testing.models import subject
 from served import TOKEN, Listening, Served
 
@@ -235,8 +237,8 @@ def test_a_sweep_comes_cell_by_cell_and_is_what_its_code_gives(sweep: str, serve
 def test_a_patch_of_another_length_is_refused_before_anything_is_sent(served: Served) -> None:
     base, donor = served.run("tiny", IDS)["id"], served.run("tiny", IDS[:3])["id"]
     assert served.post("sweeps", json={"run": base, "sweep": "patch_heads"}).status_code == 400
-    told = lines(served.post("sweeps", json={"run": base, "sweep": "patch_heads", "donor": donor}))
-    assert told[-1]["fault"]["code"] == "ShapeMismatch"
+    found = served.post("sweeps", json={"run": base, "sweep": "patch_heads", "donor": donor})
+    assert found.status_code == 400 and found.json()["fault"]["code"] == "ShapeMismatch"
 
 
 def test_a_text_comes_token_by_token_with_what_each_stage_left(served: Served) -> None:
@@ -294,6 +296,18 @@ def test_sites_are_exported_as_files(served: Served, tmp_path: Path) -> None:
     )
 
 
+def test_the_page_of_a_run_is_that_of_its_changes(served: Served) -> None:
+    change = {"edit": "scale", "site": "L0H1.pattern", "value": 0.5}
+    card = served.run("tiny", IDS, changes=[change])
+    page = served.get(f"runs/{card['id']}/export", params={"form": "html"})
+    assert page.headers["content-disposition"].endswith('.html"')
+    model = served.models["tiny"]
+    run = gf.run(model, IDS, read=pattern_sites(model), edit=[gf.Scale("L0H1.pattern", 0.5)])
+    assert page.text == attention_page(attention_of(run).to_dict())
+    for view in ({"form": "html", "sites": "L0H1.z"}, {"form": "npz"}):
+        assert served.get(f"runs/{card['id']}/export", params=view).status_code == 400
+
+
 # ------------------------------------------------------------------------------------------------------- limits
 
 
@@ -344,10 +358,11 @@ def test_memory_stays_within_its_limit_and_a_run_that_was_let_go_comes_back() ->
 
 
 def test_the_latest_of_a_lane_is_answered_and_older_ones_are_dropped() -> None:
-    worker, going, done = Worker("test"), threading.Event(), list[int]()
+    worker, lanes, going, done = Worker("test"), Lanes(), threading.Event(), list[int]()
 
     async def ask(i: int) -> int:
-        return await worker.ask(lambda: (done.append(i), i)[1], lane="page/run")
+        with lanes.turn("page/run") as turn:
+            return await worker.ask(lambda: (done.append(i), i)[1], turn=turn)
 
     async def main() -> list[Any]:
         # what is under way keeps the others waiting
@@ -364,6 +379,28 @@ def test_the_latest_of_a_lane_is_answered_and_older_ones_are_dropped() -> None:
     assert found[-1] == 4 and done == [4]
     assert all(isinstance(one, Superseded) for one in found[:-1])
     worker.stop()
+
+
+def test_an_older_request_that_has_more_to_do_never_takes_the_place_of_a_newer_one() -> None:
+    workers, lanes, going = [Worker("one"), Worker("other")], Lanes(), threading.Event()
+
+    async def ask(*work: tuple[int, Any]) -> Any:
+        with lanes.turn("page/run") as turn:
+            return [await workers[i].ask(one, turn=turn) for i, one in work][-1]
+
+    async def main() -> list[Any]:
+        # the first is at its first part when the second comes, which has to wait
+        older = asyncio.ensure_future(ask((0, lambda: going.wait(10)), (1, lambda: "old"), (0, lambda: "old")))
+        await asyncio.sleep(0.05)
+        newer = asyncio.ensure_future(ask((0, lambda: "new"), (0, lambda: "newest")))
+        await asyncio.sleep(0.05)
+        going.set()
+        return [*await asyncio.gather(older, newer, return_exceptions=True)]
+
+    older, newer = asyncio.run(main())
+    assert newer == "newest" and isinstance(older, Superseded)
+    for worker in workers:
+        worker.stop()
 
 
 def test_steps_let_other_work_through_and_end_when_nobody_listens() -> None:

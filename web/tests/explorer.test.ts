@@ -1,7 +1,10 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
+import type { RunSpec } from "../src/explorer/api";
+import { Explorer } from "../src/explorer/explorer.svelte";
 import { half, readFrame } from "../src/explorer/frame";
 import { read, written } from "../src/explorer/permalink";
+import { HttpTransport, type Transport } from "../src/explorer/transport";
 import schema from "../schema.json";
 // @ts-expect-error: the text of a module
 import api from "../src/explorer/api.ts?raw";
@@ -74,4 +77,38 @@ test("a permalink holds the whole state, and nothing is read from another fragme
     null,
     null,
   ]);
+});
+
+test("a cursor is where the run that is shown has a place, and goes back when the longer one is shown again", async () => {
+  const mixer = { path: "blocks.0.attn", heads: ["L0H0"], crosses: false };
+  const model = { id: "m", loaded: true, layers: [{ stack: "", index: 0, mixers: [mixer] }] };
+  const run = (spec: RunSpec) =>
+    Promise.resolve({ id: spec.text, spec, tokens: [...spec.text!].map((text) => ({ text })) });
+  const explorer = new Explorer({ models: async () => [model], run } as unknown as Transport);
+  await explorer.open({ a: { model: "m", text: "abcdef" }, b: { model: "m", text: "abc" }, show: "a" });
+  expect(explorer.cursor.query).toBe(5);
+  explorer.select({ query: 4, key: 3 });
+  explorer.chosen = "b";
+  expect([explorer.cursor.query, explorer.cursor.key]).toEqual([2, 2]);
+  explorer.chosen = "a";
+  expect([explorer.cursor.query, explorer.cursor.key]).toEqual([4, 3]);
+});
+
+test("what a run borrows from is made again before it, where the server has let both go", async () => {
+  const a: RunSpec = { model: "m", text: "a" };
+  const b: RunSpec = { ...a, changes: [{ edit: "set", site: "L0H0.z", value: { run: "id-a" } }] };
+  const kept = new Set<string>();
+  const fault = { code: "NotFound", message: "", hint: "" };
+  vi.stubGlobal("fetch", async (path: string, { body }: { body: string }) => {
+    expect(path).toBe("/api/v1/runs");
+    const spec = JSON.parse(body) as RunSpec;
+    if (spec.changes && !kept.has("id-a")) return new Response(JSON.stringify({ fault }), { status: 404 });
+    kept.add(spec.changes ? "id-b" : "id-a");
+    return new Response(JSON.stringify({ id: spec.changes ? "id-b" : "id-a" }));
+  });
+  const transport = new HttpTransport();
+  await transport.run(a);
+  kept.clear();
+  expect((await transport.run(b)).id).toBe("id-b");
+  vi.unstubAllGlobals();
 });

@@ -113,6 +113,7 @@ const begun: Begun = {
   against: null,
   rows: ["blocks.0.attn", "blocks.1.attn"],
   columns: 2,
+  cells: 4,
   base: 5,
   python: "",
 };

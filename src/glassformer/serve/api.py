@@ -488,15 +488,16 @@ class ScoresView(View):
 
 @dataclass(frozen=True)
 class ExportView(Config):
-    """A file of sites.
+    """A file of a run: sites of it, or a page about it.
 
     Args:
-        form: Of the file: numpy's, ours and of the safetensors library, or a table.
-        sites: Names, globs, heads.
+        sites: Names, globs, heads; of a page none.
+        form: Of the file: numpy's, ours and of the safetensors library, a table; or the page of what every head looks
+            at, one file that opens without a server.
     """
 
-    sites: tuple[str, ...]
-    form: Literal["npz", "safetensors", "csv"] = "npz"
+    sites: tuple[str, ...] = ()
+    form: Literal["npz", "safetensors", "csv", "html"] = "npz"
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,14 @@ _HEADERS = {
 class Refused(GlassformerError, PermissionError):
     """A request that does not pass."""
 
+    status = 403
+
+
+class Unknown(Refused):
+    """A request without the token."""
+
+    status = 401
+
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches a host."""
@@ -90,10 +98,9 @@ class Guarded:
                 return
             self._require_token(headers)
         except Refused as error:
-            code = 401 if error.args[-1:] == ("token",) else 403
-            fault = Fault("Refused", str(error.args[0]), "Open the address that the terminal printed.")
+            fault = Fault("Refused", str(error), "Open the address that the terminal printed.")
             body = json_text({"fault": fault.to_dict()}).encode()
-            await _answer(sealed, code, body, {"content-type": "application/json"})
+            await _answer(sealed, error.status, body, {"content-type": "application/json"})
             return
         await self.app(scope, receive, sealed)
 
@@ -106,10 +113,9 @@ class Guarded:
 
     def _require_own_page(self, headers: dict[str, str]) -> None:
         origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is not None and urlsplit_safe(origin) != host.lower():
-            raise Refused("the request comes from a page of another site.")
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            # a link that leads here from elsewhere may open the page, which asks for the token then
+        # a link that leads here from elsewhere opens nothing either
+        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if elsewhere or (origin is not None and _host_of(origin) != host.lower()):
             raise Refused("the request comes from a page of another site.")
 
     def _require_token(self, headers: dict[str, str]) -> None:
@@ -121,7 +127,7 @@ class Guarded:
             cookie = None
         given += [] if cookie is None else [cookie.value]
         if not any(self._is_token(one) for one in given):
-            raise Refused("the request brings no token of this session, or one of another.", "token")
+            raise Unknown("the request brings no token, or that of another server.")
 
     def _in_address(self, scope: Scope) -> bool:
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
@@ -144,7 +150,7 @@ class Guarded:
         return f"glassformer-{port if port.isdecimal() else 80}"
 
 
-def urlsplit_safe(origin: str) -> str:
+def _host_of(origin: str) -> str:
     """Return host and port of an origin; nothing of what is none."""
     try:
         return urlsplit(origin).netloc.lower()

@@ -8,6 +8,7 @@ value_weighted    size of pattern * value                               how larg
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -23,6 +24,7 @@ from glassformer.labelled import Labelled
 from glassformer.serve.runs import ServedRun
 from glassformer.trace import Site
 
+Places = slice | list[int]
 Stage = Literal["products", "scores", "weights", "value_weighted"]
 STAGES: tuple[Stage, ...] = ("products", "scores", "weights", "value_weighted")
 _MADE_OF: dict[Stage, tuple[str, ...]] = {
@@ -96,7 +98,7 @@ class Looking:
             f"{pattern}.axes)",
         }[stage] + ".select(batch=0)"
 
-    def stage(self, stage: Stage, **part: slice) -> Labelled:
+    def stage(self, stage: Stage, **part: Places) -> Labelled:
         """Return a stage, or the part of it that is asked for along `query` and `key`; NaN where the mask hides."""
         names = self.sites(stage)
         masks = [f"{self.of}.scores"] if stage != "products" and self.part.traits.has_scores else []
@@ -104,8 +106,10 @@ class Looking:
         if stage == "products":
             query, key = (run[name] for name in names)
             keys = key.axes[-2]
-            query = _part(query, {"pos": part["query"]} if "query" in part else {})
-            key = _part(key, {keys: part["key"]} if "key" in part else {})
+            query, key = (
+                _part(value, {own: part[axis]} if axis in part else {})
+                for value, own, axis in ((query, "pos", "query"), (key, keys, "key"))
+            )
             coords = {"query": query.labels("pos"), "key": key.labels(keys)}
             return Labelled(query.values @ key.values.mT, (*query.axes[:-2], "query", "key"), coords)
         value = _part(run[names[0]], part)
@@ -117,7 +121,7 @@ class Looking:
             value if hidden is None else dataclasses.replace(value, values=value.values.masked_fill(hidden, torch.nan))
         )
 
-    def _hidden(self, run: Run, masks: list[str], part: dict[str, slice], value: Labelled) -> Tensor | None:
+    def _hidden(self, run: Run, masks: list[str], part: Mapping[str, Places], value: Labelled) -> Tensor | None:
         """Return which pairs the mask hides: those without a score, or behind the query; None where nobody says."""
         if masks:
             scores = _part(run[masks[0]], part)
@@ -134,5 +138,5 @@ class Looking:
         return places[part.get("key", every)] > places[part.get("query", every)][:, None]
 
 
-def _part(value: Labelled, part: dict[str, slice]) -> Labelled:
+def _part(value: Labelled, part: Mapping[str, Places]) -> Labelled:
     return value.select(batch=0, **part)

@@ -17,13 +17,15 @@ from glassformer import analysis
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads import roles
 from glassformer.analysis.places import text_positions
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.analysis.reports.attention import attention_of, pattern_sites
+from glassformer.errors import AnalysisUnavailable, ConfigError, ShapeMismatch
 from glassformer.files import json_text
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics.precision import wide
+from glassformer.render.page import attention_page
 from glassformer.serve import api
 from glassformer.serve.frames import encoded, frame, reduced
-from glassformer.serve.looking import STAGES, Looking, Stage
+from glassformer.serve.looking import STAGES, Looking, Places, Stage
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
 from glassformer.words import Sentence, sentence
 
@@ -47,11 +49,12 @@ class Answer:
     python: str
 
     def less(self, other: "Answer") -> "Answer":
-        """Return the difference to the answer of another run, array by array; ids and ranks are left out."""
+        """Return the difference to the answer of another run, array by array; ids, and what has ranks, are left out."""
         arrays: dict[str, Labelled] = {}
         for name, value in self.arrays.items():
             theirs = other.arrays.get(name)
-            if theirs is None or not (value.values.is_floating_point() and theirs.values.is_floating_point()):
+            # the first of one list has no difference to the first of another
+            if theirs is None or not value.values.is_floating_point() or "k" in value.axes:
                 continue
             if value.shape != theirs.shape:
                 sizes = " and ".join("x".join(map(str, one.shape)) for one in (value, theirs))
@@ -113,6 +116,26 @@ class Question:
     answer: Callable[..., Answer]
 
 
+# ------------------------------------------------------------------------------------------------------- of two runs
+
+
+def of_both(run: ServedRun, other: ServedRun, view: api.View) -> api.View:
+    """Return how two runs are asked for their difference: about one logit, though each has a likeliest of its own.
+
+    Raises:
+        ShapeMismatch: Their texts have other numbers of tokens, or two models read other tokens.
+        ConfigError: A lens that follows the likeliest token of every position.
+    """
+    run.require_difference(other)
+    if isinstance(view, api.LensView) and view.answer is None:
+        raise ConfigError('the difference of two lenses follows one token in both: say which, as "answer".')
+    if isinstance(view, api.Aim) and view.answer is None:
+        view = dataclasses.replace(view, answer=run.likeliest(view.position))
+    if isinstance(view, api.Aim | api.LensView):
+        run.require_answers(other, [id for id in (view.answer, getattr(view, "against", None)) if id is not None])
+    return view
+
+
 # ------------------------------------------------------------------------------------------------------- of a pass
 
 
@@ -171,12 +194,17 @@ def run_roles(run: ServedRun, view: api.OfStack) -> Answer:
 
 
 def pattern(run: ServedRun, head: str, view: api.PatternView) -> Answer:
-    looking, part, code = Looking(run, head), dict[str, slice](), ""
+    looking, part, code = Looking(run, head), dict[str, Places](), ""
     if view.window is not None:
         first, last, left, right = view.window
         part = {"query": slice(first, last), "key": slice(left, right)}
         code = f".select(query=slice({first}, {last}), key=slice({left}, {right}))"
     value = looking.stage(view.stage, **part)
+    if not value.values.numel():
+        raise ShapeMismatch(
+            f"window={','.join(map(str, view.window or ()))}: no pair of positions lies in it. Give the first query, "
+            "one behind the last, the first key, and one behind the last."
+        )
     facts = {"head": head, "stage": view.stage, "size": list(value.shape)}
     code = looking.code(view.stage) + code
     value = value if view.size is None else _smaller(value, view.size)
@@ -184,20 +212,23 @@ def pattern(run: ServedRun, head: str, view: api.PatternView) -> Answer:
 
 
 def thumbs(run: ServedRun, view: api.Thumbs) -> Answer:
-    first, last = view.layers or (0, len(run.model.output_stack.blocks))
     paths = {head.path: head.layer for head in roles.heads(run.model)}
+    first, last = view.layers or (0, max(paths.values(), default=0))
     wanted = [path for path, layer in paths.items() if first <= layer <= last]
+    if paths and not wanted:
+        there = ", ".join(map(str, sorted({*paths.values()})))
+        raise ShapeMismatch(f"layers={first},{last}: no attention there. Layers with attention: {there}.")
     arrays, left_out, python = _by_layer(run, wanted, view.stage, lambda whole: _smaller(whole, view.size))
     return Answer("thumbs", arrays, {"stage": view.stage, "left_out": left_out}, python)
 
 
 def rows(run: ServedRun, view: api.Rows) -> Answer:
-    (position,) = text_positions([view.position], len(run.cached.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
     # an encoder reads another text
     wanted = dict.fromkeys(head.path for head in roles.heads(run.model) if head.path.startswith(run.model.prefix))
     arrays, left_out, python = _by_layer(
         run, wanted, "weights", lambda one: one.select(query=0), f".select(query={position})",
-        query=slice(position, position + 1),
+        query=[position],
     )  # fmt: skip
     return Answer("rows", arrays, {"position": position, "left_out": left_out}, python)
 
@@ -208,7 +239,7 @@ def _by_layer(
     stage: Stage,
     made: Callable[[Labelled], Labelled],
     code: str = "",
-    **part: slice,
+    **part: Places,
 ) -> tuple[dict[str, Labelled], dict[str, str], str]:
     """Return what is made of a stage of each layer, why some are left out, and the Python that gives it."""
     arrays, left_out, codes, reads = dict[str, Labelled](), dict[str, str](), dict[str, str](), list[str]()
@@ -245,13 +276,10 @@ def _line(run: ServedRun, head: str, index: int, axis: Literal["query", "key"]) 
     reads, code = list[str](), dict[str, str]()
     for stage in STAGES:
         try:
-            whole = slice(index, index + 1) if index != -1 else slice(-1, None)
-            found = looking.stage(stage, **{axis: whole})
+            arrays[stage] = looking.stage(stage, **{axis: [index]}).select(**{axis: 0})
         except AnalysisUnavailable as error:
             left_out[stage] = str(error)
             continue
-        # raises, with how many there are
-        arrays[stage] = found.select(**{axis: 0 if found.size(axis) else index})
         reads += looking.sites(stage)
         code[stage] = f"{looking.code(stage)}.select({axis}={index})"
     name = "row" if axis == "query" else "column"
@@ -374,7 +402,20 @@ QUESTIONS: dict[str, Question] = {
 
 
 def exported(run: ServedRun, view: api.ExportView, limits: Limits) -> tuple[bytes, str, str]:
-    """Return a file of sites of a run: its bytes, its media type, and what its name ends with."""
+    """Return a file of a run: its bytes, its media type, and what its name ends with.
+
+    Raises:
+        ConfigError: A file of sites without any, or a page of some.
+        TooLarge: It has too many bytes.
+    """
+    if (view.form == "html") == bool(view.sites):
+        raise ConfigError(
+            'a file is of sites: name them, "sites=L1H6.pattern"; a page (form=html) is of the whole run.'
+        )
+    if view.form == "html":
+        whole = run.read(pattern_sites(run.model))
+        limits.require("answer", sum(one.values.nbytes for one in whole.sites.values()), "bytes of the page")
+        return attention_page(attention_of(whole).to_dict()).encode(), "text/html; charset=utf-8", "html"
     table = run.model.sites()
     names = [one.name for name in view.sites for one in table.locate(name)]
     found = run.read(view.sites)

@@ -13,7 +13,7 @@ requests there answered, and older ones dropped.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar, get_args
 
 from starlette.applications import Starlette
@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from glassformer.analysis import Run
 from glassformer.config import Config
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError, MissingExtra, nearest, shortened
 from glassformer.files import json_text
@@ -29,14 +30,15 @@ from glassformer.models.reading import Side
 from glassformer.render.page import explorer_files
 from glassformer.serve import api
 from glassformer.serve.guards import Guarded
-from glassformer.serve.questions import QUESTIONS, Answer, Question, exported
+from glassformer.serve.questions import QUESTIONS, Answer, Question, exported, of_both
 from glassformer.serve.runs import NotFound, ServedModel, ServedRun, Store, TooLarge, token_cards
 from glassformer.serve.schema import schema
-from glassformer.serve.streams import swept, written
-from glassformer.serve.worker import Busy, Superseded, Worker
+from glassformer.serve.streams import aimed, donated, swept, written
+from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.words import Language, language, speaking
 
 T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 LANE = "glassformer-lane"
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 _ROOT = f"/api/{api.VERSION}"
@@ -57,10 +59,10 @@ class _Application:
     """What answers requests about the models and runs of a store."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store, self.lanes = store, Lanes()
 
     def routes(self) -> list[Route]:
-        return [
+        found = [
             Route("/", self.file),
             *(Route(f"/{name}", self.file) for name in ("explorer.js", "explorer.css")),
             Route(f"{_ROOT}/schema.json", self.schema),
@@ -78,6 +80,7 @@ class _Application:
             Route(f"{_ROOT}/sweeps", self.sweep, methods=["POST"]),
             Route(f"{_ROOT}/generate", self.generate, methods=["POST"]),
         ]
+        return [Route(one.path, self._in_turn(one.endpoint), methods=sorted(one.methods or ())) for one in found]
 
     # ------------------------------------------------------------------------------------------------ facts
 
@@ -115,8 +118,10 @@ class _Application:
 
     async def make_run(self, request: Request) -> Response:
         spec = await self._body(request, api.RunSpec)
-        worker = self.store.model(spec.model).worker
-        return _json(await self._on(request, worker, lambda: self.store.made(spec).card.to_dict()))
+        worker, lent = self.store.model(spec.model).worker, dict[str, Run]()
+        for id, (lender, sites) in self.store.lenders(spec).items():
+            lent[id] = await self._on(request, lender.served.worker, lambda of=lender, sites=sites: of.read(sites))
+        return _json(await self._on(request, worker, lambda: self.store.made(spec, lent).card.to_dict()))
 
     async def run_card(self, request: Request) -> Response:
         run = self._run(request)
@@ -126,6 +131,8 @@ class _Application:
         run, question = self._run(request), _question(request, ("run", "head", "row"))
         view, where = api.from_query(question.view, request.query_params), _where(request, question)
         other = None if view.minus is None else self.store.run(view.minus)
+        if other is not None:
+            view = await self._on(request, run.served.worker, lambda: of_both(run, other, view))
         answer = await self._on(request, run.served.worker, lambda: question.answer(run, *where, view))
         if other is not None:
             theirs = await self._on(request, other.served.worker, lambda: question.answer(other, *where, view))
@@ -155,7 +162,10 @@ class _Application:
     async def sweep(self, request: Request) -> Response:
         spec = await self._body(request, api.SweepSpec)
         run = self.store.run(spec.run)
-        donor = None if spec.donor is None else self.store.run(spec.donor)
+        spec, donor = await self._on(request, run.served.worker, lambda: aimed(run, spec)), None
+        if spec.donor is not None:
+            lender = self.store.run(spec.donor)
+            donor = await self._on(request, lender.served.worker, lambda: donated(lender, run, spec))
         return await self._lines(run, lambda: swept(run, donor, spec, self.store.limits))
 
     async def generate(self, request: Request) -> Response:
@@ -184,6 +194,16 @@ class _Application:
 
     # ------------------------------------------------------------------------------------------------ ways there
 
+    def _in_turn(self, answer: Endpoint) -> Endpoint:
+        """Return what answers a request until a later one of its lane comes."""
+
+        async def answered(request: Request) -> Response:
+            with self.lanes.turn(request.headers.get(LANE, "")[:200]) as turn:
+                request.state.turn = turn
+                return await answer(request)
+
+        return answered
+
     def _run(self, request: Request) -> ServedRun:
         return self.store.run(request.path_params["run"])
 
@@ -211,7 +231,7 @@ class _Application:
             finally:
                 self.store.fit()
 
-        asked = asyncio.ensure_future(worker.ask(done, lane=request.headers.get(LANE, "")[:200]))
+        asked = asyncio.ensure_future(worker.ask(done, turn=request.state.turn))
         left = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)

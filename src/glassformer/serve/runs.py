@@ -230,8 +230,9 @@ class ServedRun:
         self, *, id: str, served: ServedModel, spec: RunSpec, cached: CachedPass, edits: Sequence[Edit],
         code: "RunCode", milliseconds: float,
     ) -> None:  # fmt: skip
-        self.id, self.served, self.spec, self.cached, self.code = id, served, spec, cached, code
+        self.id, self.served, self.spec, self.code = id, served, spec, code
         self.edits, self.milliseconds = edits, milliseconds
+        self.inputs, self.weights, self._cached = cached.inputs, served.model.digest(), cached
         self.sites: OrderedDict[str, Labelled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -240,10 +241,17 @@ class ServedRun:
         return self.served.model
 
     @property
+    def cached(self) -> CachedPass:
+        """The pass; raises `NotFound` if the weights of the model are others by now."""
+        if self.model.digest() != self.weights:
+            raise NotFound(f'the weights of "{self.served.id}" were changed since this run: ask for it again.')
+        return self._cached
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all that is kept of it."""
         with self._lock:
-            return self.cached.nbytes + sum(value.values.nbytes for value in self.sites.values())
+            return self._cached.nbytes + sum(value.values.nbytes for value in self.sites.values())
 
     @property
     def ends(self) -> list[str]:
@@ -273,6 +281,9 @@ class ServedRun:
         missing = [name for name in wanted if name not in have]
         pairs = sum(self._pairs(table[name]) for name in missing)
         self.served.limits.require("memory", 4 * pairs, "bytes of scores and patterns that this takes")
+        if "logits" in missing:
+            size = 4 * self.inputs.output.counts[0] * self.model.config.n_outputs
+            self.served.limits.require("memory", size, "bytes of logits that this takes")
         found = self.cached.read(missing)
         with self._lock:
             self.sites |= found.sites
@@ -282,11 +293,50 @@ class ServedRun:
         sites = {name: have[name] if name in have else found.sites[name] for name in wanted}
         return replace(found, sites=sites, logits=sites["logits"].values if "logits" in sites else None)
 
+    def likeliest(self, position: int) -> int:
+        """Return the id of the likeliest answer at a position; negative ones count from the end."""
+        return int(self.cached.logits([position])[0, 0].argmax())
+
+    def require_length(self, other: "ServedRun") -> None:
+        """Raise `ShapeMismatch` unless another run reads as many tokens, on either side."""
+        own, theirs = ([side.counts[0] for side in run.inputs.sides.values()] for run in (self, other))
+        if own != theirs:
+            told = " and ".join("+".join(map(str, counts)) for counts in (own, theirs))
+            raise ShapeMismatch(
+                f"the two runs read {told} tokens, and are taken position by position: give texts of as many tokens, "
+                "or look at each."
+            )
+
+    def require_difference(self, other: "ServedRun") -> None:
+        """Raise `ShapeMismatch` unless numbers of this run and of another may be subtracted, position by position."""
+        self.require_length(other)
+        if other.served is self.served:
+            return
+        for own, theirs in zip(self.inputs.sides.values(), other.inputs.sides.values()):
+            for i, (a, b) in enumerate(zip(own.tokens[0], theirs.tokens[0])):
+                if a != b:
+                    raise ShapeMismatch(
+                        f"the difference of two models: at position {i} one reads {a!r}, the other {b!r}. Give both "
+                        "the same tokens, or look at each."
+                    )
+
+    def require_answers(self, other: "ServedRun", ids: Sequence[int]) -> None:
+        """Raise `ShapeMismatch` unless some answers, by their ids, are the same of this run's model and another's."""
+        if other.served is self.served or not ids:
+            return
+        own, theirs = (readable_outputs(run.model, torch.tensor([ids]))[0] for run in (self, other))
+        for id, a, b in zip(ids, own, theirs):
+            if a != b:
+                raise ShapeMismatch(
+                    f"two models are asked about one answer, and {id} is {a!r} of one and {b!r} of the other: "
+                    "look at each."
+                )
+
     def _pairs(self, site: Site) -> int:
         """Return how many numbers a site has for pairs of positions; none for one that has no such axes."""
         if not {"query", "key"} <= {*site.axes}:
             return 0
-        inputs = self.cached.inputs
+        inputs = self.inputs
         lengths = [(inputs.source if site.reads_source(axis) else None) or inputs.output for axis in ("query", "key")]
         return site.sizes.get("head", 1) * math.prod(max(side.counts) for side in lengths)
 
@@ -300,7 +350,7 @@ class ServedRun:
 
     @property
     def card(self) -> RunCard:
-        inputs = self.cached.inputs
+        inputs = self.inputs
         model, sides = self.model, {"source": inputs.source, "target": inputs.output}
         cards = {
             name: () if side is None else token_cards(model, side, name == "source") for name, side in sides.items()
@@ -379,8 +429,21 @@ class Store:
             self.runs.move_to_end(id)
             return self.runs[id]
 
-    def made(self, spec: RunSpec) -> ServedRun:
-        """Return the run of a spec, made now or before; on the thread of its model's worker."""
+    def lenders(self, spec: RunSpec) -> dict[str, tuple[ServedRun, list[str]]]:
+        """Return the runs that a run borrows from, by their ids, each with the sites that are borrowed."""
+        found: dict[str, tuple[ServedRun, list[str]]] = {}
+        for change in spec.changes:
+            if isinstance(change.value, Borrowed):
+                found.setdefault(change.value.run, (self.run(change.value.run), []))[1].append(change.site)
+        return found
+
+    def made(self, spec: RunSpec, lent: Mapping[str, Run]) -> ServedRun:
+        """Return the run of a spec, made now or before; on the thread of its model's worker.
+
+        Args:
+            spec: What is asked for.
+            lent: What it borrows, read on the threads of the models that it is borrowed from, by the ids of runs.
+        """
         served, limits = self.model(spec.model), self.limits
         for words in (spec.text, spec.target):
             limits.require("text", len(words or ""), "characters of the text")
@@ -394,8 +457,9 @@ class Store:
                 return self.runs[id]
         started = time.perf_counter()
         same = self._same_text(spec, served)
-        inputs = same.cached.inputs if same is not None else self._read(model, spec)
-        edits, lenders = self._edits(model, spec.changes)
+        inputs = same.inputs if same is not None else self._read(model, spec)
+        edits = _edits(model, spec.changes, lent)
+        lenders = {id: run.code for id, (run, _) in self.lenders(spec).items()}
         code = RunCode(served.source, spec, inputs, lenders)
         cached = CachedPass(model, inputs, edit=edits) if same is None else same.cached.under(edits)
         took = 1000 * (time.perf_counter() - started)
@@ -435,26 +499,11 @@ class Store:
 
     def _same_text(self, spec: RunSpec, served: ServedModel) -> ServedRun | None:
         """Return the kept run of the same tokens whose changes are most like these."""
-        bare = replace(spec, changes=())
+        bare, weights = replace(spec, changes=()), served.model.digest()
         with self._lock:
-            same = [run for run in self.runs.values() if run.served is served and replace(run.spec, changes=()) == bare]
+            of_model = [run for run in self.runs.values() if run.served is served and run.weights == weights]
+        same = [run for run in of_model if replace(run.spec, changes=()) == bare]
         return max(same, key=lambda run: _alike(run.spec.changes, spec.changes), default=None)
-
-    def _edits(self, model: Model, changes: Sequence[Change]) -> tuple[list[Edit], dict[str, "RunCode"]]:
-        """Return changes as edits, with what they borrow looked up; and how the runs they borrow from are made."""
-        found, lenders = list[Edit](), dict[str, RunCode]()
-        for change in changes:
-            at, value = At(**change.at.where), change.value
-            if isinstance(value, Borrowed):
-                lender = self.run(value.run)
-                lenders[value.run] = lender.code
-                for one in model.sites().locate(change.site, at):
-                    lent = lender.read([one.site.name])[one.site.name]
-                    found.append(_edit(change, one.site.name, one.at, _part(lent, one.site, one.at, value)))
-            else:
-                number = value if isinstance(value, float) else torch.tensor(value)
-                found.append(_edit(change, change.site, at, number))
-        return found, lenders
 
     def _keep(self, run: ServedRun) -> ServedRun:
         with self._lock:
@@ -462,6 +511,21 @@ class Store:
             self.runs.move_to_end(run.id)
         self.fit()
         return run
+
+
+def _edits(model: Model, changes: Sequence[Change], lent: Mapping[str, Run]) -> list[Edit]:
+    """Return changes as edits."""
+    found = list[Edit]()
+    for change in changes:
+        at, value = At(**change.at.where), change.value
+        if isinstance(value, Borrowed):
+            for one in model.sites().locate(change.site, at):
+                borrowed = lent[value.run][one.site.name]
+                found.append(_edit(change, one.site.name, one.at, _part(borrowed, one.site, one.at, value)))
+        else:
+            number = value if isinstance(value, float) else torch.tensor(value)
+            found.append(_edit(change, change.site, at, number))
+    return found
 
 
 def _alike(changes: Sequence[Change], others: Sequence[Change]) -> int:
@@ -539,18 +603,28 @@ class RunCode:
             name: What the run is called.
             reads: What is read, as code.
         """
-        tensors = any(not isinstance(change.value, float | Borrowed) for change in self.every_change())
-        imports = ["import torch"] if tensors else []
-        return [*imports, "import glassformer as gf", "", f"model = gf.load({self.source!r})", *self.run(name, reads)]
+        return program((name, self, reads))
 
-    def run(self, name: str, reads: Sequence[str]) -> list[str]:
-        """Return the lines that make the run of a model that is loaded."""
-        before = list[str]()
+    def run(self, name: str, reads: Sequence[str], models: dict[str, str]) -> list[str]:
+        """Return the lines that make the run.
+
+        Args:
+            name: What it is called.
+            reads: What is read, as code.
+            models: What models that are loaded are called, by what they are loaded from; those loaded here are added.
+        """
+        lines = list[str]()
+        if self.source not in models:
+            models[self.source] = f"{name}_model" if models else "model"
+            lines.append(f"{models[self.source]} = gf.load({self.source!r})")
         for i, (id, code) in enumerate(self.lenders.items()):
             borrowed = [c.site for c in self.spec.changes if isinstance(c.value, Borrowed) and c.value.run == id]
-            before += code.run(self._lender(name, i), [repr(site) for site in dict.fromkeys(borrowed)])
-        given = repr(self.spec.text if self.spec.ids is None else list(self.spec.ids))
-        said = [given]
+            lines += code.run(self._lender(name, i), [repr(site) for site in dict.fromkeys(borrowed)], models)
+        return [*lines, f"{name} = gf.run({', '.join([models[self.source], *self._said(name, reads)])})"]
+
+    def _said(self, name: str, reads: Sequence[str]) -> list[str]:
+        """Return the arguments of the run behind its model."""
+        said = [repr(self.spec.text if self.spec.ids is None else list(self.spec.ids))]
         if self.inputs.source is not None:
             target = self.spec.target if self.spec.target_ids is None else list(self.spec.target_ids)
             said.append(repr(target if target is not None else self.inputs.output.rows[0]))
@@ -562,7 +636,7 @@ class RunCode:
             said.append(f"edit=[{self.edits(name)}]")
         if reads:
             said.append(f"read=[{', '.join(reads)}]")
-        return [*before, f"{name} = gf.run(model, {', '.join(said)})"]
+        return said
 
     def edits(self, name: str) -> str:
         """Return the changes of the run as code, with commas between."""
@@ -595,3 +669,17 @@ class RunCode:
             return lender if change.edit == "set" else f"{lender}[{change.site!r}]"
         dims = ", ".join(f"{lender}[{change.site!r}].dim({axis!r})" for axis in change.value.mean)
         return f"{lender}[{change.site!r}].values.mean(({dims},), keepdim=True)"
+
+
+def program(*runs: tuple[str, RunCode, Sequence[str]], imports: Sequence[str] = ()) -> list[str]:
+    """Return the lines that import, load models and make runs.
+
+    Args:
+        runs: What each run is called, what makes it, and what is read of it, as code.
+        imports: Further lines that import.
+    """
+    models: dict[str, str] = {}
+    lines = [line for name, code, reads in runs for line in code.run(name, reads, models)]
+    values = [change.value for _, code, _ in runs for change in code.every_change()]
+    torch_is_used = any(not isinstance(value, float | Borrowed) for value in values)
+    return [*(["import torch"] if torch_is_used else []), "import glassformer as gf", *imports, "", *lines]

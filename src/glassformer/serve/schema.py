@@ -14,7 +14,7 @@ from typing import Any
 from glassformer.arguments import LARGEST, Within
 from glassformer.config import Config
 from glassformer.files import json_text
-from glassformer.serve.api import ANSWERS, REQUESTS, VERSION
+from glassformer.serve.api import ANSWERS, REQUESTS, VERSION, ExportView
 from glassformer.serve.questions import QUESTIONS
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -48,7 +48,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema of the API: a definition for each request and answer, and the questions by address."""
     found: dict[str, Any] = {}
     views = {question.view.__name__: question.view for question in QUESTIONS.values()}
-    for kind in (*REQUESTS.values(), *ANSWERS.values(), *views.values()):
+    for kind in (*REQUESTS.values(), *ANSWERS.values(), *views.values(), ExportView):
         _define(kind, found)
     asked = {
         name: {"of": question.of, "view": {"$ref": f"#/$defs/{question.view.__name__}"}, "about": question.about}

@@ -1,11 +1,14 @@
 """Answers that come piece by piece: sweeps, cell by cell, and texts, token by token; each an iterator of JSON data."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from glassformer.analysis import Run
 from glassformer.analysis.heads import roles
 from glassformer.analysis.places import text_positions
 from glassformer.analysis.sweep import Metric, logit, logit_difference, sweep
@@ -14,71 +17,109 @@ from glassformer.models import Model, Sampling, stream
 from glassformer.models.readable import readable_outputs
 from glassformer.models.sampling import Draw
 from glassformer.serve.api import GenerateSpec, SweepSpec
-from glassformer.serve.runs import Limits, ServedRun
+from glassformer.serve.runs import Limits, RunCode, ServedRun, program
 from glassformer.trace import At, Edit, Scale, Set
 
+# what each cell changes: its name, a site, and the position there, if not all of them
+Cell = tuple[str, str, int | None]
+# what sweeps that copy read of the run they copy from
+_READS = {"patch_positions": "*blocks.*.resid_pre", "patch_heads": "*.z"}
 _STEP = 0.25  # seconds that other requests wait for at most, but for a few passes of a large model
 
 
-def swept(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, limits: Limits) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, eq=False)
+class Donor:
+    """What a sweep copies.
+
+    Args:
+        run: Of which.
+        lent: What was read of it.
+        value: What is measured of it.
+    """
+
+    run: ServedRun
+    lent: Run
+    value: float
+
+
+def aimed(run: ServedRun, spec: SweepSpec) -> SweepSpec:
+    """Return a sweep with the answer that is measured; on the thread of the run's model."""
+    return spec if spec.answer is not None else replace(spec, answer=run.likeliest(spec.position))
+
+
+def donated(donor: ServedRun, run: ServedRun, spec: SweepSpec) -> Donor:
+    """Return what a sweep copies of a run, which may be of another model; on the thread of that model.
+
+    Raises:
+        ShapeMismatch: It reads another number of tokens, or the answer is another one of its model.
+    """
+    run.require_length(donor)
+    run.require_answers(donor, [id for id in (spec.answer, spec.against) if id is not None])
+    reads = _READS.get(spec.sweep)
+    return Donor(donor, donor.read([] if reads is None else [reads]), _unchanged(donor, _metric(spec)))
+
+
+def swept(run: ServedRun, donor: Donor | None, spec: SweepSpec, limits: Limits) -> Iterator[dict[str, Any]]:
     """Yield what a sweep is along, then each cell: `i` and `j`, its row and column, and its `value`, in logits.
+
+    Rows may have fewer cells than there are columns: layers have other numbers of heads.
 
     Raises:
         ConfigError: A patch without a run to copy from.
         AnalysisUnavailable, ShapeMismatch: As `sweep`.
     """
-    if donor is None and spec.sweep != "ablate_heads":
+    if donor is None and spec.sweep in _READS:
         raise ConfigError(f'SweepSpec: {spec.sweep} copies from another run: give its id as "donor".')
-    model, inputs = run.model, run.cached.inputs
-    position = spec.position
-    answer = int(run.cached.logits([position])[0, 0].argmax()) if spec.answer is None else spec.answer
-    metric = (
-        logit(answer, pos=position) if spec.against is None else logit_difference(answer, spec.against, pos=position)
-    )
-    by_layer = _rows(run, spec)
-    limits.require("rows", sum(len(columns) for columns in by_layer.values()), "changes of the sweep")
-    base = inputs.ids if inputs.source is None else inputs.source_ids
-    target = None if inputs.source is None else inputs.ids
-    edits = [edit for _, edit in run.cached.edits]
-    names = {"patch_positions": "*blocks.*.resid_pre", "patch_heads": "*.z", "ablate_heads": ""}
-    lent = None if donor is None or not names[spec.sweep] else donor.read([names[spec.sweep]])
+    metric, by_layer = _metric(spec), _rows(run, spec)
+    cells = sum(map(len, by_layer.values()))
+    limits.require("rows", cells, "changes of the sweep")
     started = time.perf_counter()
-    measured = {"base": sweep(model, base, [[]], metric, target=target, base_edit=edits)}
+    unchanged = _unchanged(run, metric)
     # each step has a pass of the base beside its rows
     longest = max(_STEP, 4 * (time.perf_counter() - started))
-    if donor is not None:
-        measured["donor"] = _alone(donor, metric)
-    columns = next(iter(by_layer.values()), ())
     yield {
-        "sweep": spec.sweep, "answer": answer, "against": spec.against, "rows": list(by_layer),
-        "columns": len(columns), "python": _code(run, donor, spec, answer),
-        **{name: float(found.values.values.flatten()[0]) for name, found in measured.items()},
+        "sweep": spec.sweep, "answer": spec.answer, "against": spec.against, "rows": list(by_layer), "cells": cells,
+        "columns": max(map(len, by_layer.values()), default=0), "python": _code(run, donor, spec),
+        "base": unchanged, **({} if donor is None else {"donor": donor.value}),
     }  # fmt: skip
+    base, target, edits = _begun(run)
     n = 1
     for i, columns in enumerate(by_layer.values()):
         j = 0
         while j < len(columns):
             some = columns[j : j + n]
-            started, rows = time.perf_counter(), [[_changed(spec, column, lent)] for column in some]
-            found = sweep(model, base, rows, metric, target=target, base_edit=edits)
+            started, rows = time.perf_counter(), [[_changed(spec, column, donor)] for column in some]
+            found = sweep(run.model, base, rows, metric, target=target, base_edit=edits)
             for column, value in zip(some, found.values.values.flatten().tolist()):
                 yield {"i": i, "j": j, "at": column[0], "value": value}
                 j += 1
             n = max(1, 2 * n if time.perf_counter() - started < longest / 2 else n // 2)
 
 
-def _alone(run: ServedRun, metric: Metric) -> Any:
-    inputs = run.cached.inputs
-    base = inputs.ids if inputs.source is None else inputs.source_ids
-    target = None if inputs.source is None else inputs.ids
-    return sweep(run.model, base, [[]], metric, target=target, base_edit=[edit for _, edit in run.cached.edits])
+def _metric(spec: SweepSpec) -> Metric:
+    assert spec.answer is not None, "aimed before"
+    if spec.against is None:
+        return logit(spec.answer, pos=spec.position)
+    return logit_difference(spec.answer, spec.against, pos=spec.position)
 
 
-def _rows(run: ServedRun, spec: SweepSpec) -> dict[str, list[tuple[str, str, int | None]]]:
-    """Return the cells of each row of the picture: what each is called, and the site and position it changes."""
-    found: dict[str, list[tuple[str, str, int | None]]] = {}
+def _begun(run: ServedRun) -> tuple[Tensor | None, Tensor | None, list[Edit]]:
+    """Return what a sweep of a run begins with: what it reads, its target, its edits."""
+    inputs, edits = run.inputs, [edit for _, edit in run.cached.edits]
+    return (inputs.ids, None, edits) if inputs.source is None else (inputs.source_ids, inputs.ids, edits)
+
+
+def _unchanged(run: ServedRun, metric: Metric) -> float:
+    """Return what is measured of a run as it is."""
+    base, target, edits = _begun(run)
+    return float(sweep(run.model, base, [[]], metric, target=target, base_edit=edits).values.values.flatten()[0])
+
+
+def _rows(run: ServedRun, spec: SweepSpec) -> dict[str, list[Cell]]:
+    """Return the cells of each row of the picture."""
+    found: dict[str, list[Cell]] = {}
     if spec.sweep == "patch_positions":
-        prefix, tokens = run.model.prefix, run.cached.inputs.token_rows[0]
+        prefix, tokens = run.model.prefix, run.inputs.token_rows[0]
         for layer in range(len(run.model.output_stack.blocks)):
             site = f"{prefix}blocks.{layer}.resid_pre"
             found[site] = [(f"{i}:{token}", site, i) for i, token in enumerate(tokens)]
@@ -88,35 +129,32 @@ def _rows(run: ServedRun, spec: SweepSpec) -> dict[str, list[tuple[str, str, int
     return found
 
 
-def _changed(spec: SweepSpec, cell: tuple[str, str, int | None], lent: Any) -> Edit:
+def _changed(spec: SweepSpec, cell: Cell, donor: Donor | None) -> Edit:
     _, site, position = cell
-    if spec.sweep == "ablate_heads":
+    if donor is None or spec.sweep not in _READS:
         return Scale(site, 0.0)
-    return Set(site, lent, at=At() if position is None else At(pos=position))
+    return Set(site, donor.lent, at=At() if position is None else At(pos=position))
 
 
-def _code(run: ServedRun, donor: ServedRun | None, spec: SweepSpec, answer: int) -> str:
+def _code(run: ServedRun, donor: Donor | None, spec: SweepSpec) -> str:
     """Return the Python that makes the whole sweep at once: `found.values` is over rows and columns."""
+    answer, cells = spec.answer, [cell for columns in _rows(run, spec).values() for cell in columns]
     measure = f"logit({answer}" if spec.against is None else f"logit_difference({answer}, {spec.against}"
-    lines = _with_import("from glassformer.analysis import sweep as engine", run.code.lines("run", ()))
-    if donor is not None and spec.sweep != "ablate_heads":
-        reads = "'*blocks.*.resid_pre'" if spec.sweep == "patch_positions" else "'*.z'"
-        lines += donor.code.run("donor", [reads])
-    cells = [cell for columns in _rows(run, spec).values() for cell in columns]
-    if spec.sweep == "ablate_heads":
-        rows = f"[[gf.Scale(f'{{head}}.z', 0.0)] for head in {[cell[0] for cell in cells]}]"
-    elif spec.sweep == "patch_heads":
-        rows = f"[[gf.Set(f'{{head}}.z', donor)] for head in {[cell[0] for cell in cells]}]"
-    else:
-        layers, length = len(run.model.output_stack.blocks), len(run.cached.inputs.token_rows[0])
+    runs: list[tuple[str, RunCode, list[str]]] = [("run", run.code, [])]
+    if donor is not None and spec.sweep in _READS:
+        runs.append(("donor", donor.run.code, [repr(_READS[spec.sweep])]))
+    if spec.sweep == "patch_positions":
+        layers, length = len(run.model.output_stack.blocks), len(run.inputs.token_rows[0])
         site = f"f'{run.model.prefix}blocks.{{layer}}.resid_pre'"
         rows = f"[[gf.Set({site}, donor, at=gf.At(pos=pos))] for layer in range({layers}) for pos in range({length})]"
-    base = "run.ids" if run.cached.inputs.source is None else "run.source_ids, target=run.ids"
-    first, _, rest = base.partition(", ")
-    said = f", {rest}" if rest else ""
+    else:
+        edit = "gf.Set(f'{head}.z', donor)" if spec.sweep == "patch_heads" else "gf.Scale(f'{head}.z', 0.0)"
+        rows = f"[[{edit}] for head in {[cell[0] for cell in cells]}]"
+    first, target = ("run.ids", "") if run.inputs.source is None else ("run.source_ids", ", target=run.ids")
     edits = run.code.edits("run")
-    said += f", base_edit=[{edits}]" if edits else ""
-    lines.append(f"found = engine.sweep(model, {first}, {rows}, engine.{measure}, pos={spec.position}){said})")
+    more = target + (f", base_edit=[{edits}]" if edits else "")
+    lines = program(*runs, imports=["from glassformer.analysis import sweep as engine"])
+    lines.append(f"found = engine.sweep(model, {first}, {rows}, engine.{measure}, pos={spec.position}){more})")
     return "\n".join(lines)
 
 
@@ -128,7 +166,7 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
     """
     limits.require("new_tokens", spec.max_new_tokens, "new tokens")
     sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
-    model, inputs = run.model, run.cached.inputs
+    model, inputs = run.model, run.inputs
     row = inputs.output.rows[0]
     (position,) = text_positions([spec.position], len(row))
     source = None if inputs.source is None else [inputs.source.rows[0]]
@@ -171,20 +209,13 @@ def _drawn(model: Model, draw: Draw, log_prob: float, shown: int) -> dict[str, A
 
 def _writing(run: ServedRun, spec: GenerateSpec, sampling: Sampling, position: int) -> str:
     """Return the Python that goes on likewise: `found.tokens` are the new tokens."""
-    inputs = run.cached.inputs
     said = "".join(
         f", {name}={value!r}" for name, value in sampling.to_dict().items() if value != getattr(Sampling(), name)
     )
     given = f"[run.ids[0, : {position + 1}].tolist()]"
-    source = "" if inputs.source is None else ", source=run.source_ids"
+    source = "" if run.inputs.source is None else ", source=run.source_ids"
     edits = run.code.edits("run")
     edit = f", edit=[{edits}]" if edits else ""
-    lines = _with_import("from glassformer.models import Sampling", run.code.lines("run", ()))
+    lines = program(("run", run.code, []), imports=["from glassformer.models import Sampling"])
     options = f"max_new_tokens={spec.max_new_tokens}{source}{edit}"
     return "\n".join([*lines, f"found = gf.generate(model, {given}, Sampling({said[2:]}), {options})"])
-
-
-def _with_import(line: str, lines: Sequence[str]) -> list[str]:
-    """Return lines of code with one more import at the end of those there are."""
-    blank = next(i for i, one in enumerate(lines) if not one)
-    return [*lines[:blank], line, *lines[blank:]]

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from glassformer.errors import GlassformerError
@@ -19,11 +20,60 @@ _END = object()
 
 
 class Superseded(GlassformerError, RuntimeError):
-    """A page asked for something newer in the same lane before this was begun."""
+    """A page asked for something newer in the same lane before this was done."""
+
+    def __init__(self) -> None:
+        super().__init__("something newer was asked for in the same lane.")
 
 
 class Busy(GlassformerError, RuntimeError):
     """More is waiting than a worker takes."""
+
+
+class Turn:
+    """What one request has done for it, by any workers, until a later request of its lane takes over."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._waiting: Future[Any] | None = None
+
+    def wait_for(self, work: "Future[Any]") -> None:
+        """Have some work dropped that has not begun when the turn is over.
+
+        Raises:
+            Superseded: It is over.
+        """
+        if self.is_over:
+            work.cancel()
+            raise Superseded
+        self._waiting = work
+
+    def end(self) -> None:
+        """Let a later request take over."""
+        self.is_over = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+class Lanes:
+    """The lanes of pages, in each of which the request that came last is worked for; all on the thread of the loop."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Turn] = {}
+
+    @contextmanager
+    def turn(self, lane: str) -> Iterator[Turn]:
+        """Take over a lane while a request is answered; one without a name is nobody else's."""
+        turn = Turn()
+        if lane:
+            if (older := self._latest.get(lane)) is not None:
+                older.end()
+            self._latest[lane] = turn
+        try:
+            yield turn
+        finally:
+            if self._latest.get(lane) is turn:
+                del self._latest[lane]
 
 
 class Worker:
@@ -38,18 +88,14 @@ class Worker:
         self._order, self._waiting = itertools.count(), waiting
         self._queue: queue.PriorityQueue[tuple[int, int, Future[Any] | None, Callable[[], Any] | None]]
         self._queue = queue.PriorityQueue()
-        self._lanes: dict[str, Future[Any]] = {}
-        self._superseded: set[Future[Any]] = set()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T], *, lane: str = "", background: bool = False) -> "Future[T]":
+    def submit(self, work: Callable[[], T], *, background: bool = False) -> "Future[T]":
         """Return what the work will have come to.
 
         Args:
             work: What to do, on the worker's thread.
-            lane: Where the latest alone counts; by default all do.
             background: Let all else go first.
 
         Raises:
@@ -58,32 +104,29 @@ class Worker:
         if self._queue.qsize() >= self._waiting:
             raise Busy(f"{self._waiting} requests wait for this model already. Ask again when some are answered.")
         future: Future[T] = Future()
-        if lane:
-            with self._lock:
-                older = self._lanes.pop(lane, None)
-                self._lanes[lane] = future
-            future.add_done_callback(lambda done: self._leave(lane, done))
-            if older is not None:
-                # said first: whoever waits for it learns of it at once
-                self._superseded.add(older)
-                if not older.cancel():
-                    self._superseded.discard(older)
         self._queue.put((int(background), next(self._order), future, work))
         return future
 
-    async def ask(self, work: Callable[[], T], *, lane: str = "", background: bool = False) -> T:
+    async def ask(self, work: Callable[[], T], *, turn: Turn | None = None, background: bool = False) -> T:
         """Return what the work comes to, without holding up the event loop; if whoever waits goes, so does the work.
 
+        Args:
+            work: What to do, on the worker's thread.
+            turn: Of the request that it is done for.
+            background: Let all else go first.
+
         Raises:
-            Superseded: Something newer was asked for in the same lane.
+            Superseded: The turn is over.
+            Busy: Too much waits.
         """
-        future = self.submit(work, lane=lane, background=background)
+        future = self.submit(work, background=background)
+        if turn is not None:
+            turn.wait_for(future)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if future in self._superseded:
-                self._superseded.discard(future)
-                raise Superseded("something newer was asked for in the same lane.") from None
+            if turn is not None and turn.is_over:
+                raise Superseded from None
             future.cancel()
             raise
 
@@ -101,11 +144,6 @@ class Worker:
     def stop(self) -> None:
         """Do nothing more; what is under way is finished."""
         self._queue.put((-1, next(self._order), None, None))
-
-    def _leave(self, lane: str, done: Future[Any]) -> None:
-        with self._lock:
-            if self._lanes.get(lane) is done:
-                del self._lanes[lane]
 
     def _run(self) -> None:
         while True:

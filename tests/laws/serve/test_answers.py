@@ -1,6 +1,7 @@
 """Every answer of the server is what the code to be copied beside it gives, on all kinds of models, changed and not."""
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,43 @@ def test_two_runs_are_subtracted(served: Served) -> None:
     assert served.get(f"runs/{one}/lens", params={"minus": shorter}).status_code == 400
 
 
+def test_a_difference_is_of_one_logit_though_each_run_has_a_likeliest_of_its_own() -> None:
+    own = Served({"gpt2": subject("gpt2", batch=1, dtype=torch.float32).model})
+    cards = [own.run("gpt2", [3, 1, 4, last]) for last in range(8)]
+    likeliest = {card["top"][-1]["ids"][0]: card["id"] for card in cards}
+    (one, a), (_, b), *_ = likeliest.items()
+    for question in ("attribution", "neurons", "sources"):
+        found = own.arrays(f"runs/{a}/{question}", minus=b)
+        asked = (own.arrays(f"runs/{run}/{question}", answer=one) for run in (a, b))
+        whole, less = (next(asked) for _ in range(2))
+        for name, value in found.items():
+            agree(value, whole[name] - less[name])
+    assert own.get(f"runs/{a}/lens", params={"minus": b}).status_code == 400
+    assert "top_probability" not in own.arrays(f"runs/{a}/lens", minus=b, answer=one)
+
+
+def test_two_models_are_compared_and_patched_where_they_read_the_same_tokens(served: Served) -> None:
+    models = {name: subject("gpt2", batch=1, dtype=torch.float32, seed=seed).model for seed, name in enumerate("ab")}
+    own = Served(models | {"pairs": subject("translator_pre", batch=1, dtype=torch.float32).model})
+    a, b, c = (own.run("a", [3, 1, 4]), own.run("b", [3, 1, 4]), own.run("b", [3, 1, 5]))
+    difference = own.ask(f"runs/{b['id']}/lens", minus=a["id"], answer=3)
+    found = own.copied(difference["python"])["found"]
+    agree(torch.tensor(difference["arrays"]["entropy_bits"]["values"]), values_of(found, "entropy_bits"))
+    refused = own.get(f"runs/{c['id']}/lens", params={"minus": a["id"], "answer": 3})
+    assert refused.status_code == 400 and "at position 2" in refused.json()["fault"]["message"]
+    # a pattern of one model in the other, as it is copied in Python
+    change = {"edit": "set", "site": "L0H1.pattern", "value": {"run": a["id"]}}
+    card = own.run("b", [3, 1, 4], changes=[change])
+    ours = [row["log_probs"][0] for row in card["top"]]
+    assert ours != [row["log_probs"][0] for row in b["top"]]
+    run = own.copied(card["python"])["run"]
+    assert ours == pytest.approx(run.logits[0].log_softmax(-1).amax(-1).tolist(), abs=1e-4)
+    sent = own.post("sweeps", json={"run": card["id"], "sweep": "patch_heads", "donor": a["id"]})
+    first, *cells = map(json.loads, sent.text.splitlines())
+    swept = own.copied(first["python"])["found"].values.values.flatten().tolist()
+    assert [cell["value"] for cell in cells] == pytest.approx(swept, abs=1e-5)
+
+
 def test_one_number_changed_in_the_model_changes_what_is_sent() -> None:
     model = subject("gpt2", batch=1, dtype=torch.float32).model
     own, addresses_ = Served({"gpt2": model}), ("pattern/L1H1", "row/L1H1/3", "vectors/L1H1/3", "lens", "attribution")
@@ -175,6 +213,27 @@ def test_one_number_changed_in_the_model_changes_what_is_sent() -> None:
     assert run != other
     for one, two in zip(before, after):
         assert any(not torch.equal(one[name].nan_to_num(), two[name].nan_to_num()) for name in one)
+    # nothing of what was computed with the other weights is left in it
+    fresh = Served({"gpt2": model})
+    again = fresh.run("gpt2", [1, 2, 3, 4])["id"]
+    assert again == other
+    for address, arrays in zip(addresses_, after):
+        for name, value in fresh.arrays(f"runs/{again}/{address}").items():
+            agree(arrays[name], value)
+    assert own.get(f"runs/{run}/lens").status_code == 404
+
+
+def test_what_no_run_has_is_refused_with_what_there_is(served: Served) -> None:
+    run = run_of(served, "gpt2")["id"]
+    for address, view, said in (
+        ("row/L0H0/20", {}, "the axis has 7 entries"),
+        ("column/L0H0/-8", {}, "the axis has 7 entries"),
+        ("pattern/L0H0", {"window": "5,5,0,3", "size": 2}, "no pair of positions"),
+        ("pattern/L0H0", {"window": "0,3,9,12"}, "no pair of positions"),
+        ("thumbs", {"layers": "5,9"}, "Layers with attention: 0, 1"),
+    ):
+        found = served.get(f"runs/{run}/{address}", params=view)
+        assert found.status_code == 400 and said in found.json()["fault"]["message"], found.text
 
 
 def test_a_run_borrows_from_another(served: Served) -> None:

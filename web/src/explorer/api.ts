@@ -448,6 +448,14 @@ export interface ScoresView {
   seed?: number;
 }
 
+/** A file of a run: sites of it, or a page about it. */
+export interface ExportView {
+  /** Names, globs, heads; of a page none. */
+  sites?: readonly string[];
+  /** Of the file: numpy's, ours and of the safetensors library, a table; or the page of what every head looks at, one file that opens without a server. */
+  form?: "npz" | "safetensors" | "csv" | "html";
+}
+
 /** The questions, and what may be said about each. */
 export interface Views {
   "thumbs": Thumbs;

@@ -67,7 +67,8 @@ export class Explorer implements Looking {
   private looked = $state.raw<Level>(1);
   panel = $state.raw<Panel>("view");
   tabs = $state.raw<Readonly<Record<string, string>>>({});
-  cursor = $state.raw<Cursor>(NOWHERE);
+  /** Where one went last: the run or the model that is shown may have no such place. */
+  private wanted = $state.raw<Cursor>(NOWHERE);
   hovered = $state.raw<Place | null>(null);
   aim = $state.raw<Aim>({ answer: null, against: null });
   source = $state.raw<Source | null>(null);
@@ -91,6 +92,7 @@ export class Explorer implements Looking {
   shown = $derived(this.show === "a" ? this.a : this.b!);
   /** The model of what is shown: A and B may be of two. */
   model = $derived(this.models.find((model) => model.id === this.shown.spec.model)!);
+  cursor = $derived<Cursor>(this.runs ? this.within(this.wanted) : NOWHERE);
   at = $derived<Cursor>(this.hovered ? { ...this.cursor, ...this.placed(this.hovered) } : this.cursor);
   head = $derived(headAt(this.model, this.cursor));
   specs = $derived<Specs | null>(this.past[this.now] ?? null);
@@ -161,24 +163,9 @@ export class Explorer implements Looking {
     }
   }
 
-  /** Keep the cursor where it was, as far as the runs of now have such a place. */
+  /** Look from the end of a text of another length, and at no number of before. */
   private settle(before: { a: RunCard } | null): void {
-    const heads = [...headsOf(this.model).values()];
-    if (!heads.length) {
-      this.cursor = NOWHERE;
-      return;
-    }
-    const isNew = !before || before.a.tokens.length !== this.a.tokens.length;
-    const head = headAt(this.model, this.cursor) ?? heads[heads.length - 1];
-    const { queries, keys } = textsOf(this.shown, head);
-    const query = isNew ? queries.length - 1 : Math.min(this.cursor.query, queries.length - 1);
-    this.cursor = {
-      path: head.mixer.path,
-      layer: head.layer.index,
-      head: head.head,
-      query,
-      key: Math.min(this.cursor.key, keys.length - 1),
-    };
+    if (before?.a.tokens.length !== this.a.tokens.length) this.wanted = { ...this.cursor, query: Infinity };
     if (before?.a.spec.model !== this.a.spec.model) this.aim = { answer: null, against: null };
     this.source = null;
   }
@@ -207,7 +194,7 @@ export class Explorer implements Looking {
   isSame = (): boolean => same({ ...this.specs!.a, changes: [] }, { ...this.specs!.b!, changes: [] });
 
   select = (place: Place): void => {
-    [this.cursor, this.hovered] = [this.within({ ...this.cursor, ...this.placed(place) }), null];
+    [this.wanted, this.hovered] = [this.within({ ...this.cursor, ...this.placed(place) }), null];
   };
   hover = (place: Place | null): void => {
     this.hovered = place;
@@ -229,12 +216,19 @@ export class Explorer implements Looking {
     return head ? { ...given, path: head.mixer.path, layer: head.layer.index, head: head.head } : given;
   }
 
+  /** The place nearest to a cursor that what is shown has: its head, or the last one; positions of its texts. */
   private within(cursor: Cursor): Cursor {
-    const head = headAt(this.model, cursor);
-    if (!head) return cursor;
+    const head = headAt(this.model, cursor) ?? [...headsOf(this.model).values()].at(-1);
+    if (!head) return NOWHERE;
     const { queries, keys } = textsOf(this.shown, head);
     const into = (i: number, n: number) => Math.min(Math.max(i, 0), n - 1);
-    return { ...cursor, query: into(cursor.query, queries.length), key: into(cursor.key, keys.length) };
+    return {
+      path: head.mixer.path,
+      layer: head.layer.index,
+      head: head.head,
+      query: into(cursor.query, queries.length),
+      key: into(cursor.key, keys.length),
+    };
   }
 
   /** What a permalink has of now. */

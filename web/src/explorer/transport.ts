@@ -79,10 +79,10 @@ const sizeOf = ({ arrays }: Answer): number =>
   Object.values(arrays).reduce((sum, array) => sum + array.values.byteLength, 1024);
 
 export class HttpTransport implements Transport {
-  // lanes of two pages do not meet
   // what makes each run: a server lets go of runs, and one that was started anew has none
   private readonly made = new Map<string, RunSpec>();
   private readonly answers = new Map<string, { answer: Promise<Answer>; size: number }>();
+  // lanes of two pages do not meet
   private readonly page = crypto.getRandomValues(new Uint32Array(2)).join("-");
 
   models = async () => (await this.fetched("/models")).json() as Promise<readonly ModelCard[]>;
@@ -91,7 +91,10 @@ export class HttpTransport implements Transport {
     (await this.posted("/tokenize", spec, { signal })).json() as Promise<readonly TokenCard[]>;
 
   async run(spec: RunSpec, signal?: AbortSignal): Promise<RunCard> {
-    const card = (await (await this.posted("/runs", spec, { signal })).json()) as RunCard;
+    const lenders = (spec.changes ?? []).flatMap(({ value }) =>
+      typeof value === "object" && "run" in value ? [value.run] : [],
+    );
+    const card = (await (await this.kept(lenders, () => this.posted("/runs", spec, { signal }))).json()) as RunCard;
     this.made.set(card.id, spec);
     return card;
   }

@@ -17,6 +17,23 @@ export const stageName = (stage: Stage): string =>
 
 export const showName = (show: Show): string => ({ a: "A", b: "B", difference: "B − A" })[show];
 
+/** What kind of refusal a fault is; of one that is not named here, as Python calls it. */
+export const faultName = (code: string): string =>
+  ({
+    AnalysisUnavailable: spoken("Not defined here"),
+    NoPattern: spoken("Not defined here"),
+    ShapeMismatch: spoken("No such place, or lengths that differ"),
+    UnknownSite: spoken("No such head or site"),
+    TextError: spoken("This text cannot be read"),
+    NotFound: spoken("Not kept any more"),
+    TooLarge: spoken("More than this server takes"),
+    OutOfMemory: spoken("Not enough memory"),
+    ConfigError: spoken("Asked in a way the server does not know"),
+    Busy: spoken("The model is busy"),
+    Refused: spoken("This server is not open to this page"),
+    Unexpected: spoken("Something went wrong"),
+  })[code] ?? code;
+
 export const KINDS: Readonly<Record<string, string>> = {
   decoder: spoken("decoder"),
   encoder: spoken("encoder"),

@@ -12,7 +12,10 @@ export interface Begun {
   against: number | null;
   /** Of each row, the site or the attention that is changed. */
   rows: readonly string[];
+  /** Of the longest row. */
   columns: number;
+  /** In all rows. */
+  cells: number;
   base: number;
   /** What the run that is copied from has. */
   donor?: number;
@@ -39,7 +42,7 @@ export class Sweep {
 
   /** Changes there are in all. */
   get all(): number {
-    return this.begun ? this.begun.rows.length * this.begun.columns : 0;
+    return this.begun?.cells ?? 0;
   }
 
   async start(spec: SweepSpec): Promise<void> {
