@@ -53,8 +53,8 @@ def train(
             it has one, and the CPU otherwise.
         set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
             or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
-            evaluate_batches, save_every or keep; or what --show prints below model, data and evaluate, entries of a
-            list by their index: data.length, data.parts.0.sources, model.layers.1.dropout. A value is JSON, or a word.
+            evaluate_batches, save_every, keep or weights; or what --show prints below model, data and evaluate, entries
+            of a list by index: data.length, data.parts.0.sources, model.layers.1.dropout. A value is JSON, or a word.
         data: Text to train on and to measure the held-out loss on, instead of the recipe's: files, folders, globs.
         begin_from: A run folder, or one of its checkpoints: a new run takes over its weights and goes on from there.
         show: Print the recipe as JSON and do nothing.
