@@ -39,10 +39,13 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     """Return eigenvalues, the largest first, and of a conjugate pair the one above the real axis: libraries have orders
     of their own."""
     found = torch.linalg.eigvals(_ready(matrix, "eigenvalues"))
-    # stable: what comes first among values of one size is settled before
-    for rank in (torch.imag, torch.abs):
-        found = found.gather(-1, rank(found).argsort(dim=-1, descending=True, stable=True))
-    return found
+    found = found.gather(-1, found.abs().argsort(dim=-1, descending=True, stable=True))
+    # the two of a pair are of one size but for rounding, and lie beside each other
+    here, behind = found[..., :-1], found[..., 1:]
+    pair = (here.imag < 0) & ((here - behind.conj()).abs() <= 1e-4 * here.abs())
+    none = pair.new_zeros((*pair.shape[:-1], 1))
+    place = torch.arange(found.shape[-1], device=found.device)
+    return found.gather(-1, place + torch.cat([pair, none], -1).long() - torch.cat([none, pair], -1).long())
 
 
 def eigh(matrix: Tensor) -> Any:

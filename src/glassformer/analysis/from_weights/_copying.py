@@ -123,14 +123,14 @@ def copying(
     layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"))
     ids = None if tokens is None else token_choice(w, tokens)
     grams = _Grams(w, ids)
-    values = [_eigenvalues(_small(layer, grams[layer])) for layer in layers]
+    values = [decompositions.eigenvalues(_small(layer, grams[layer])) for layer in layers]
     floors = [rounding(layer.ov(), grams[layer]) for layer in layers]
     labels = labels_of(layers)
     for names in sums:
         parts = [w[name] for name in names]
         for part in parts:
             _check(w, "copying by eigenvalues")(part)
-        values.append(_eigenvalues(_joint(parts, grams)))
+        values.append(decompositions.eigenvalues(_joint(parts, grams)))
         floors.append(torch.stack([rounding(part.ov(), grams[part])[0] for part in parts]).sum(0, keepdim=True))
         labels.append("+".join(names))
     spectra = _named(labels, values, "eigenvalue")
@@ -252,11 +252,6 @@ def _joint(parts: Sequence[AttentionWeights], grams: _Grams) -> Float[Tensor, "1
     ovs = [part.ov() for part in parts]
     reads = torch.cat([grams[part] @ ov.left[0].to(grams[part].dtype) for part, ov in zip(parts, ovs)], -1)
     return (torch.cat([ov.right[0].to(reads.dtype) for ov in ovs], -2) @ reads)[None]
-
-
-def _eigenvalues(small: Tensor) -> Tensor:
-    values = decompositions.eigenvalues(small)
-    return values.gather(-1, values.abs().argsort(-1, descending=True))
 
 
 def _named(labels: Sequence[str], values: Sequence[Tensor], axis: str) -> Labelled:
