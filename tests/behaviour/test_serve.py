@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import jsonschema
 import numpy
 import pytest
@@ -446,7 +446,7 @@ def test_who_leaves_in_the_middle_of_a_stream_frees_the_worker_at_once() -> None
 
     model.unembed.register_forward_hook(slowly)
     server = Listening({"attn-only-2l": lambda: model})
-    client = httpx.Client(base_url=f"{server.root}/api/v1/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    client = httpx2.Client(base_url=f"{server.root}/api/v1/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
     with client:
         run = client.post("runs", json={"model": "attn-only-2l", "ids": IDS}).json()["id"]
         for address, spec in (("sweeps", {"sweep": "ablate_heads"}), ("generate", {"max_new_tokens": 200})):
