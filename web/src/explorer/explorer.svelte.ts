@@ -104,6 +104,8 @@ export class Explorer implements Looking {
   async open(state: Partial<State> | null): Promise<void> {
     this.models = await this.api.models();
     if (!state?.a) await this.loaded(this.models[0].id);
+    // who ran a text in the meantime sees that one
+    if (!state?.a && (this.isRunning || this.runs)) return;
     const { id, example } = this.models[0];
     const { a = { model: id, text: example }, b = null, ...rest } = state ?? {};
     this.chosen = rest.show ?? "a";
