@@ -85,9 +85,10 @@ def explore(browser: Any, serving: Listening) -> Iterator[Callable[..., Page]]:
             page.locator("header select").select_option(model)
             page.locator(".facts-line").wait_for()
         page.locator("textarea").first.focus()
-        # in place of the text that the page begins with
-        page.keyboard.press("Control+A")
-        page.keyboard.insert_text(text)
+        # in place of the text that the page begins with, which may come in the meantime
+        while page.locator("textarea").first.input_value() != text:
+            page.keyboard.press("Control+A")
+            page.keyboard.insert_text(text)
         if target:
             page.keyboard.press("Tab")
             page.keyboard.insert_text(target)

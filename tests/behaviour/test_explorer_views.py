@@ -44,6 +44,8 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
         shown.on("pageerror", lambda error: complaints.append(str(error)))
         shown.on("request", lambda one: None if one.url.startswith(listening.root) else elsewhere.append(one.url))
         shown.goto(f"{listening.root}/?token={TOKEN}")
+        # the page knows its models, and has run the text that it begins with
+        shown.locator("#view .levels").wait_for()
         if model != "gpt-4l":
             shown.locator("header select").first.select_option(model)
         shown.locator("textarea").first.fill(text)
