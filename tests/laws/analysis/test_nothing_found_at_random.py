@@ -101,15 +101,8 @@ def test_of_many_weights_at_random_no_analysis_states_a_finding(name: str) -> No
         _checked(subject(name, seed=seed))
 
 
-BIGRAMS = pytest.mark.xfail(
-    reason="bigrams calls what shuffled weights of prose-4l say carried, five times", strict=True
-)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=BIGRAMS) if name == "prose-4l" else name for name in SHIPPED]
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_of_shuffled_weights_no_analysis_states_a_finding(name: str) -> None:
     for seed in range(2):
         _checked(shuffled(name, seed))
