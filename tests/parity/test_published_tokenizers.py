@@ -11,6 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from glassformer.data import lack_of_tokenizer, published
+from glassformer.models.presets import attention_only
+from glassformer.serve.runs import token_cards
 from one_pass import in_one_pass
 
 TEXTS = [
@@ -145,6 +147,33 @@ def test_a_published_tokenizer_gives_the_ids_of_transformers(kind, tmp_path: Pat
     for role in ("bos", "eos", "pad", "unk"):
         if f"{role}_token" in told:
             assert getattr(ours, role) == getattr(theirs, f"{role}_token_id")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_token_stands_where_transformers_says_it_does_specials_in_a_text_too(kind, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    inner, told = kind()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    theirs, tokenizer = AutoTokenizer.from_pretrained(str(tmp_path)), published(tmp_path)
+    assert tokenizer is not None
+    model = attention_only(1).replace(vocab_size=tokenizer.vocab_size).build()
+    model.tokenizer = tokenizer
+    # names of the tokens that are put around a text, at its beginning, are read as the tokens only if asked
+    opening = "".join(tokenizer.tokens(tokenizer.around()[0]) * 2)
+    for text, specials in [*((text, None) for text in TEXTS), (opening + TEXTS[1] + WRITTEN, "in-text")]:
+        side = model.read(text, specials=specials, allow_unknown=True).output
+        found = theirs(text, return_offsets_mapping=True, add_special_tokens=specials is None)
+        assert side.rows == [found["input_ids"]]
+        added = [a == b == 0 for a, b in found["offset_mapping"]] if specials is None else [False] * len(side.spans)
+        assert side.spans == [None if no else tuple(at) for no, at in zip(added, found["offset_mapping"])]
+        raw = text.encode()
+        for card, at in zip(token_cards(model, side, False), side.spans):
+            assert (card.span is None) == (at is None)
+            assert at is None or card.span is None or raw[slice(*card.span)].decode() == text[slice(*at)]
+    [ids] = model.read([3, 4]).output.rows
+    assert model.read(ids).output.spans == [None, None]
 
 
 AWKWARD = [

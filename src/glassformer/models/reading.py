@@ -44,6 +44,8 @@ class Side:
         marks: Which tokens of a single row are unknown, or spell a character byte by byte.
         specials: What to know of special tokens that were put around texts.
         odd: What to know of tokens that are no words of the vocabulary.
+        reader: What cut the text into tokens.
+        before: How many tokens stand before those of the text.
     """
 
     ids: Int[Tensor, "batch pos"] | None = None
@@ -53,6 +55,8 @@ class Side:
     marks: Marks = UNMARKED
     specials: tuple[Note, ...] = ()
     odd: tuple[Note, ...] = ()
+    reader: Tokenizer | None = None
+    before: int = 0
 
     @classmethod
     def of(
@@ -87,6 +91,18 @@ class Side:
         """Each row's real tokens."""
         assert self.ids is not None, "what has rows has ids"
         return self.padding.real_rows(self.ids)
+
+    @property
+    def spans(self) -> list[tuple[int, int] | None]:
+        """Where each token of a text stands in it, as (first character, character behind the last).
+
+        Of a single row; None for tokens that were put around the text, and for all where ids were given.
+        """
+        if self.text is None or self.reader is None:
+            return [None] * (self.counts[0] if self.counts else 0)
+        own = self.reader.spans(self.text)
+        behind = self.counts[0] - self.before - len(own)
+        return [*[None] * self.before, *own, *[None] * behind]
 
     @property
     def counts(self) -> list[int]:
@@ -420,8 +436,11 @@ def read_side(
     word = "text" if not model.reads_pairs else "source" if reading == "source" else "target"
     # texts whose names of specials are letters
     spelled: list[str] = []
+    # what the last text was cut by
+    cut: Tokenizer | None = None
 
     def read(i: int, row: str | list[int]) -> list[int]:
+        nonlocal cut
         if not isinstance(row, str):
             return row
         if reading == "opening" and model.reads_pairs:
@@ -430,10 +449,10 @@ def read_side(
                 "each row, and texts as source."
             )
         reader = tokenizer_for(model, tokenizer, specials, reading)
-        naming = reader if model.predicts_next else reader.naming(reader.roles.mask, row)
+        cut = reader if model.predicts_next else reader.naming(reader.roles.mask, row)
         texts[i] = row
-        spelled.extend([row] if naming is reader else [])
-        return encode(naming, row, reading, allow_unknown, model.name, first)
+        spelled.extend([row] if cut is reader else [])
+        return encode(cut, row, reading, allow_unknown, model.name, first)
 
     rows = rows_of(given)
     if not isinstance(rows, Tensor):
@@ -453,7 +472,7 @@ def read_side(
         if reading == "source":
             found, what = f"a source of {found}", "source"
         raise TextError(f"{found}, but the context of this model is {limit}; shorten the {what} to {limit} tokens.")
-    side = Side.of(tokenizer, ids, padding, word=word, model=model.name, text=texts.get(0))
+    side = Side.of(tokenizer if cut is None else cut, ids, padding, word=word, model=model.name, text=texts.get(0))
     if not texts:
         return side
     reader = tokenizer_for(model, tokenizer, specials, reading)
@@ -461,8 +480,9 @@ def read_side(
     odd = side.odd if len(side.tokens) == 1 else reader.notes(side.rows, f"{word}s", model.name, texts)
     text = given if isinstance(given, str) else None
     return dataclasses.replace(
-        side, text=text, specials=(Note(around),) if around else (), odd=(*odd, *reader.notes_on_names(spelled, word))
-    )
+        side, text=text, reader=cut, before=len(first) + len(reader.around(reading)[0]),
+        specials=(Note(around),) if around else (), odd=(*odd, *reader.notes_on_names(spelled, word)),
+    )  # fmt: skip
 
 
 def rows_of(given: Any) -> Tensor | list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""Models that are served, and runs of them: what is kept, for how long, and the code that makes the same.
+"""Models that are served, and runs of them: what is kept, for how long.
 
 A run is a model, tokens and changes; it never changes, and its id is the hash of what makes it. It keeps its stream,
 and what was read of it for as long as there is room: the oldest goes first, and comes back when it is asked for.
@@ -43,6 +43,7 @@ from glassformer.serve.api import (
     TokenCard,
     traits_of,
 )
+from glassformer.serve.programs import RunCode
 from glassformer.serve.worker import Worker
 from glassformer.trace import Add, At, Edit, Project, Scale, Set, Site
 from glassformer.version import __version__
@@ -228,7 +229,7 @@ class ServedRun:
 
     def __init__(
         self, *, id: str, served: ServedModel, spec: RunSpec, cached: CachedPass, edits: Sequence[Edit],
-        code: "RunCode", milliseconds: float,
+        code: RunCode, milliseconds: float,
     ) -> None:  # fmt: skip
         self.id, self.served, self.spec, self.code = id, served, spec, code
         self.edits, self.milliseconds = edits, milliseconds
@@ -568,118 +569,11 @@ def token_cards(model: Model, side: Side, of_source: bool) -> tuple[TokenCard, .
     """Return the tokens of one row, each with its bytes and its place in the text, if that is known."""
     tokenizer = model.source_tokenizer if of_source else model.tokenizer
     ids = side.rows[0]
-    spans: list[tuple[int, int] | None] = [None] * len(ids)
-    if tokenizer is not None and side.text is not None:
-        own, places = tokenizer.encode(side.text), tokenizer.spans(side.text)
-        first = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), None)
-        if first is not None:
-            before = [0, *itertools.accumulate(len(c.encode("utf-8", "surrogatepass")) for c in side.text)]
-            spans[first : first + len(own)] = [(before[start], before[end]) for start, end in places]
+    before = [0, *itertools.accumulate(len(c.encode("utf-8", "surrogatepass")) for c in side.text or "")]
+    spans = [None if span is None else (before[span[0]], before[span[1]]) for span in side.spans]
     marks: Marks = side.marks
     raw = [b"" if tokenizer is None else tokenizer.bytes_of(id) for id in ids]
     return tuple(
         TokenCard(id, text, some.hex(), span, i in marks.unknown)
         for i, (id, text, some, span) in enumerate(zip(ids, side.tokens[0], raw, spans))
     )
-
-
-class RunCode:
-    """The Python that makes a run.
-
-    Args:
-        source: What its model is loaded from.
-        spec: What was asked for.
-        inputs: What it read.
-        lenders: How the runs that it borrows from are made, by their ids.
-    """
-
-    def __init__(self, source: str, spec: RunSpec, inputs: Inputs, lenders: Mapping[str, "RunCode"]) -> None:
-        self.source, self.spec, self.inputs, self.lenders = source, spec, inputs, lenders
-
-    def lines(self, name: str, reads: Sequence[str]) -> list[str]:
-        """Return the lines that import, load the model and run it.
-
-        Args:
-            name: What the run is called.
-            reads: What is read, as code.
-        """
-        return program((name, self, reads))
-
-    def run(self, name: str, reads: Sequence[str], models: dict[str, str]) -> list[str]:
-        """Return the lines that make the run.
-
-        Args:
-            name: What it is called.
-            reads: What is read, as code.
-            models: What models that are loaded are called, by what they are loaded from; those loaded here are added.
-        """
-        lines = list[str]()
-        if self.source not in models:
-            models[self.source] = f"{name}_model" if models else "model"
-            lines.append(f"{models[self.source]} = gf.load({self.source!r})")
-        for i, (id, code) in enumerate(self.lenders.items()):
-            borrowed = [c.site for c in self.spec.changes if isinstance(c.value, Borrowed) and c.value.run == id]
-            lines += code.run(self._lender(name, i), [repr(site) for site in dict.fromkeys(borrowed)], models)
-        return [*lines, f"{name} = gf.run({', '.join([models[self.source], *self._said(name, reads)])})"]
-
-    def _said(self, name: str, reads: Sequence[str]) -> list[str]:
-        """Return the arguments of the run behind its model."""
-        said = [repr(self.spec.text if self.spec.ids is None else list(self.spec.ids))]
-        if self.inputs.source is not None:
-            target = self.spec.target if self.spec.target_ids is None else list(self.spec.target_ids)
-            said.append(repr(target if target is not None else self.inputs.output.rows[0]))
-        if self.spec.specials is not None:
-            said.append(f"specials={self.spec.specials}")
-        if self.spec.allow_unknown:
-            said.append("allow_unknown=True")
-        if self.spec.changes:
-            said.append(f"edit=[{self.edits(name)}]")
-        if reads:
-            said.append(f"read=[{', '.join(reads)}]")
-        return said
-
-    def edits(self, name: str) -> str:
-        """Return the changes of the run as code, with commas between."""
-        return ", ".join(self._edit(name, change) for change in self.spec.changes)
-
-    def every_change(self) -> list[Change]:
-        """The changes of the run, and of those it borrows from."""
-        return [*self.spec.changes, *(change for code in self.lenders.values() for change in code.every_change())]
-
-    def _lender(self, name: str, i: int) -> str:
-        return f"{name}_lender_{i}"
-
-    def _edit(self, name: str, change: Change) -> str:
-        where = ", ".join(f"{axis}={place!r}" for axis, place in change.at.where.items())
-        at = f", at=gf.At({where})" if where else ""
-        value = (
-            repr(change.value)
-            if isinstance(change.value, float)
-            else f"torch.tensor({list(change.value)})"
-            if (isinstance(change.value, tuple))
-            else self._borrowed(name, change)
-        )
-        keep = ", keep=True" if change.keep else ""
-        return f"gf.{change.edit.capitalize()}({change.site!r}, {value}{keep}{at})"
-
-    def _borrowed(self, name: str, change: Change) -> str:
-        assert isinstance(change.value, Borrowed), "asked where it is"
-        lender = self._lender(name, list(self.lenders).index(change.value.run))
-        if not change.value.mean:
-            return lender if change.edit == "set" else f"{lender}[{change.site!r}]"
-        dims = ", ".join(f"{lender}[{change.site!r}].dim({axis!r})" for axis in change.value.mean)
-        return f"{lender}[{change.site!r}].values.mean(({dims},), keepdim=True)"
-
-
-def program(*runs: tuple[str, RunCode, Sequence[str]], imports: Sequence[str] = ()) -> list[str]:
-    """Return the lines that import, load models and make runs.
-
-    Args:
-        runs: What each run is called, what makes it, and what is read of it, as code.
-        imports: Further lines that import.
-    """
-    models: dict[str, str] = {}
-    lines = [line for name, code, reads in runs for line in code.run(name, reads, models)]
-    values = [change.value for _, code, _ in runs for change in code.every_change()]
-    torch_is_used = any(not isinstance(value, float | Borrowed) for value in values)
-    return [*(["import torch"] if torch_is_used else []), "import glassformer as gf", *imports, "", *lines]

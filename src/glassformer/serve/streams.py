@@ -17,7 +17,8 @@ from glassformer.models import Model, Sampling, stream
 from glassformer.models.readable import readable_outputs
 from glassformer.models.sampling import Draw
 from glassformer.serve.api import GenerateSpec, SweepSpec
-from glassformer.serve.runs import Limits, RunCode, ServedRun, program
+from glassformer.serve.programs import RunCode, program
+from glassformer.serve.runs import Limits, ServedRun
 from glassformer.trace import At, Edit, Scale, Set
 
 # what each cell changes: its name, a site, and the position there, if not all of them
