@@ -3,6 +3,5 @@ import { defineConfig } from "vitest/config";
 
 export default defineConfig({
   plugins: [svelte({ configFile: false })],
-  resolve: { conditions: ["browser"] }, // effects run
   test: { include: ["tests/*.test.ts"], setupFiles: ["tests/page.ts"] },
 });
