@@ -12,6 +12,7 @@ import torch
 import glassformer as gf
 from glassformer.analysis.heads import roles
 from glassformer.figures.colours import LIGHT
+from glassformer.models.presets import attention_only
 from glassformer.testing.models import subject
 from served import TOKEN, Listening
 
@@ -405,3 +406,40 @@ def test_each_map_of_a_head_of_several_has_its_name_and_its_numbers(explore: Any
     page.keyboard.press("2")
     page.get_by_role("button", name="scores, masked", exact=True).click()
     assert page.get_by_role("group", name="map of the head").locator("button").all_inner_texts() == ["map 0", "map 1"]
+
+
+@browser_test
+@pytest.mark.full
+def test_a_map_of_a_long_text_fills_in_layer_by_layer(explore: Any) -> None:
+    torch.manual_seed(0)
+    model = attention_only(3).replace(vocab_size=50, max_len=700).build()
+    server, held = Listening({"long": lambda: model}), list[Any]()
+    try:
+        page = explore("long", "ids: 1", root=server.root)
+        page.route("**/thumbs*", lambda route: held.append(route))
+
+        def drawn(asked: int) -> list[str]:
+            """The heads of the map that have a picture, once so many requests were made."""
+            for _ in range(200):
+                if len(held) == asked:
+                    break
+                page.wait_for_timeout(50)
+            assert len(held) == asked
+            cells = "[...document.querySelectorAll('.headmap button:has(canvas)')]"
+            return sorted(page.evaluate(f"{cells}.map(cell => cell.closest('[data-label]').dataset.label)"))
+
+        page.locator("textarea").first.fill("ids: " + " ".join(str(i % 50) for i in range(700)))
+        page.keyboard.press("Control+Enter")
+        until(page, "document.querySelector('.status')?.innerText.startsWith('700')")
+        heads = [[f"L{layer}H{head}" for head in range(8)] for layer in range(3)]
+        _ = drawn(1)
+        held[0].continue_()
+        # the first layer is there while the others are not asked for yet
+        assert drawn(2) == heads[0]
+        held[1].continue_()
+        assert drawn(3) == [*heads[0], *heads[1]]
+        held[2].continue_()
+        until(page, "!document.querySelector('#view').innerText.includes('computing')")
+        assert drawn(3) == [*heads[0], *heads[1], *heads[2]]
+    finally:
+        server.stop()

@@ -130,15 +130,17 @@ class _Application:
     async def of_run(self, request: Request) -> Response:
         run, question = self._run(request), _question(request, ("run", "head", "row"))
         view, where = api.from_query(question.view, request.query_params), _where(request, question)
-        other = None if view.minus is None else self.store.run(view.minus)
+        other, theirs = None if view.minus is None else self.store.run(view.minus), None
         if other is not None:
             view = await self._on(request, run.served.worker, lambda: of_both(run, other, view))
-        answer = await self._on(request, run.served.worker, lambda: question.answer(run, *where, view))
-        if other is not None:
             theirs = await self._on(request, other.served.worker, lambda: question.answer(other, *where, view))
-            answer = answer.less(theirs)
+
+        def answered() -> Answer:
+            answer = question.answer(run, *where, view)
+            return answer if theirs is None else answer.less(theirs)
+
         # of the same run it is the same for ever
-        return await self._sent(request, run.served.worker, answer, view, _KEPT)
+        return await self._sent(request, run.served.worker, answered, view, _KEPT)
 
     async def export(self, request: Request) -> Response:
         run, view = self._run(request), api.from_query(api.ExportView, request.query_params)
@@ -154,8 +156,7 @@ class _Application:
         view, where = api.from_query(question.view, request.query_params), _where(request, question)
         if view.minus is not None:
             raise ConfigError("minus is the id of a run, and this question is asked of weights: leave it out.")
-        answer = await self._on(request, served.worker, lambda: question.answer(served, *where, view))
-        return await self._sent(request, served.worker, answer, view)
+        return await self._sent(request, served.worker, lambda: question.answer(served, *where, view), view)
 
     # ------------------------------------------------------------------------------------------------ streams
 
@@ -245,9 +246,15 @@ class _Application:
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _sent(
-        self, request: Request, worker: Worker, answer: Answer, view: api.View, headers: dict[str, str] | None = None
+        self,
+        request: Request,
+        worker: Worker,
+        answered: Callable[[], Answer],
+        view: api.View,
+        headers: dict[str, str] | None = None,
     ) -> Response:
-        content, media = await self._on(request, worker, lambda: answer.sent(view, self.store.limits))
+        # in one go with what finds it: work that came later would be done between the two
+        content, media = await self._on(request, worker, lambda: answered().sent(view, self.store.limits))
         return Response(content, media_type=media, headers=headers)
 
 

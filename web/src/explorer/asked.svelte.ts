@@ -7,6 +7,34 @@ let lanes = 0;
 const AGAIN = 1000; // milliseconds until a server that does not answer is asked again
 const IDLE = 200; // milliseconds without a new question, after which those to come are asked
 
+interface Settled {
+  answer: Answer | null;
+  fault: Fault | null;
+}
+
+/** Ask until there is an answer or a refusal; null if nobody waits any more. A server out of reach is asked again. */
+async function settled(
+  api: Transport,
+  question: Question,
+  lane: string,
+  signal: AbortSignal,
+  unreached: (fault: Fault) => void,
+): Promise<Settled | null> {
+  while (!signal.aborted) {
+    try {
+      const answer = await api.ask(question, { lane, signal });
+      return signal.aborted ? null : { answer, fault: null };
+    } catch (error) {
+      if (signal.aborted || isDropped(error)) return null;
+      const fault = error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" };
+      if (fault.code !== UNREACHABLE) return { answer: null, fault };
+      unreached(fault);
+      await new Promise((later) => setTimeout(later, AGAIN));
+    }
+  }
+  return null;
+}
+
 export class Asked {
   /** The latest answer, which stays while the next is waited for. */
   answer = $state.raw<Answer | null>(null);
@@ -28,31 +56,46 @@ export class Asked {
         return;
       }
       const leaving = new AbortController();
-      const settled = (answer: Answer | null, fault: Fault | null) => {
-        if (leaving.signal.aborted) return;
-        if (fault?.code === UNREACHABLE) {
-          this.fault = fault;
-          setTimeout(ask, AGAIN);
-          return;
-        }
-        [this.answer, this.fault, this.question, this.isWaiting] = [answer, fault, question, false];
-      };
-      const ask = () => {
-        if (leaving.signal.aborted) return;
-        api.ask(question, { lane, signal: leaving.signal }).then(
-          (answer) => settled(answer, null),
-          (error: unknown) => {
-            if (!isDropped(error))
-              settled(
-                null,
-                error instanceof Refusal ? error.fault : { code: "Unexpected", message: String(error), hint: "" },
-              );
-          },
-        );
-      };
-      ask();
+      void settled(api, question, lane, leaving.signal, (fault) => (this.fault = fault)).then((found) => {
+        if (found)
+          [this.answer, this.fault, this.question, this.isWaiting] = [found.answer, found.fault, question, false];
+      });
       return () => leaving.abort();
     });
+  }
+}
+
+/** Questions of which each is asked once the one before is answered, so that what else is asked comes in between. */
+export class AskedInTurn {
+  /** The answers that there are, all of one list of questions: those of before stay until the first comes. */
+  answers = $state.raw<readonly Answer[]>([]);
+  /** Why one is missing. */
+  fault = $state.raw<Fault | null>(null);
+  isWaiting = $state(false);
+
+  /** Asks while the component it is made in lives. */
+  constructor(api: Transport, make: () => readonly Question[]) {
+    const lane = `asked-${(lanes += 1)}`;
+    const key = $derived(JSON.stringify(make()));
+    $effect(() => {
+      const questions = JSON.parse(key) as readonly Question[];
+      const leaving = new AbortController();
+      void this.askAll(api, questions, lane, leaving.signal);
+      return () => leaving.abort();
+    });
+  }
+
+  private async askAll(api: Transport, questions: readonly Question[], lane: string, signal: AbortSignal) {
+    this.isWaiting = questions.length > 0;
+    let answers: readonly Answer[] = [];
+    for (const question of questions) {
+      const found = await settled(api, question, lane, signal, (fault) => (this.fault = fault));
+      if (!found) return;
+      answers = found.answer ? [...answers, found.answer] : [];
+      [this.answers, this.fault] = [answers, found.fault];
+      if (found.fault) break;
+    }
+    [this.answers, this.isWaiting] = [answers, false];
   }
 }
 

@@ -5,7 +5,7 @@ import { untrack } from "svelte";
 import type { Scale } from "../../colours";
 import { spoken } from "../../words";
 import type { Fault } from "../api";
-import { Asked } from "../asked.svelte";
+import { Asked, AskedInTurn } from "../asked.svelte";
 import { faultOf, type Explorer } from "../explorer.svelte";
 import { headsOf, ofShown, ofWeights } from "../looking";
 import { roleName } from "../../explanation/explained";
@@ -28,6 +28,8 @@ export interface Scores {
 
 const ROLES = ["previous_token", "induction", "duplicate_token", "first_token", "current_token"];
 
+const AT_ONCE = 2 ** 22; // pairs of positions of all heads that are drawn together: some tenths of a second
+
 interface Swept {
   runs: readonly string[];
   answer: number | null;
@@ -46,7 +48,7 @@ export class Cells {
   private readonly roles: Asked;
   private readonly general: Asked;
   private readonly direct: Asked;
-  readonly thumbs: Asked;
+  readonly thumbs: AskedInTurn;
   private ablated = $state.raw<ReadonlyMap<string, number>>(new Map());
   private ablation = $state.raw<{ fault: Fault | null; isWaiting: boolean }>({ fault: null, isWaiting: false });
 
@@ -58,13 +60,13 @@ export class Cells {
     this.direct = new Asked(api, () =>
       shows("direct") ? ofShown(explorer, "attribution", { view: aimOf(explorer) }) : null,
     );
-    this.thumbs = new Asked(api, () => {
-      if (this.chosen !== "pattern" || this.isFinder) return null;
+    this.thumbs = new AskedInTurn(api, () => {
+      if (this.chosen !== "pattern" || this.isFinder) return [];
+      const heads = headsOf(explorer.model);
       const isSigned =
-        explorer.show === "difference" ||
-        [...headsOf(explorer.model).values()].some((head) => head.mixer.pattern === "signed");
-      const size = headsOf(explorer.model).size > 400 ? 48 : 96;
-      return ofShown(explorer, "thumbs", { view: { size, encoding: isSigned ? "signed8" : "sqrt8" } });
+        explorer.show === "difference" || [...heads.values()].some((head) => head.mixer.pattern === "signed");
+      const view = { size: heads.size > 400 ? 48 : 96, encoding: isSigned ? "signed8" : "sqrt8" } as const;
+      return this.portions().map((layers) => ofShown(explorer, "thumbs", { view: { ...view, layers } }));
     });
     // many passes: only once it is asked for by name
     const wanted = $derived((this.isFinder ? explorer.tabs.sort : this.chosen) === "ablation");
@@ -94,6 +96,26 @@ export class Cells {
   /** Whose answer is asked about. */
   get position(): number {
     return positionOf(this.explorer);
+  }
+
+  /** First and last layer of what is drawn at once: as many layers as are not waited for. */
+  private portions(): (readonly [number, number])[] {
+    const pairs = new Map<number, number>();
+    const { tokens, source_tokens } = this.explorer.shown;
+    const longest = Math.max(tokens.length, source_tokens.length);
+    for (const { layer } of headsOf(this.explorer.model).values())
+      pairs.set(layer.index, (pairs.get(layer.index) ?? 0) + longest ** 2);
+    const found: [number, number][] = [];
+    let drawn = Infinity;
+    for (const layer of [...pairs.keys()].sort((one, other) => one - other)) {
+      drawn += pairs.get(layer)!;
+      if (drawn <= AT_ONCE) found.at(-1)![1] = layer;
+      else {
+        found.push([layer, layer]);
+        drawn = pairs.get(layer)!;
+      }
+    }
+    return found;
   }
 
   private async ablate(runs: readonly string[], aim: Omit<Swept, "runs">, leaving: AbortController): Promise<void> {
