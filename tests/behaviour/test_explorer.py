@@ -405,7 +405,9 @@ def test_each_map_of_a_head_of_several_has_its_name_and_its_numbers(explore: Any
             assert found == pytest.approx(float(of_map[5, 0]), rel=1e-5)
     page.keyboard.press("2")
     page.get_by_role("button", name="scores, masked", exact=True).click()
-    assert page.get_by_role("group", name="map of the head").locator("button").all_inner_texts() == ["map 0", "map 1"]
+    choices = page.get_by_role("group", name="map of the head").locator("button")
+    choices.first.wait_for()
+    assert choices.all_inner_texts() == ["map 0", "map 1"]
 
 
 @browser_test
