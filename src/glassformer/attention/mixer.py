@@ -427,6 +427,13 @@ class Mixer(nn.Module):
             like.new_zeros(batch, *several(traits.value_streams), dims.n_kv_heads, 0, dims.d_value),
         )
 
+    def decay(self, like: Tensor) -> Float[Tensor, " head"] | None:
+        """Return what each head keeps of its memory from one position to the next, in float32 at least.
+
+        None for a mechanism without such a memory, or if what is kept depends on the text.
+        """
+        return None
+
     def penalty(self) -> Float[Tensor, ""] | None:
         """Return what training adds to the loss for what the mechanism has come to spend, in nats; None for nothing."""
         return None
