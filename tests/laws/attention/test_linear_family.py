@@ -9,7 +9,17 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Attention, Context, Lightning, Linear, Merge, MixerConfig, causal, documents
+from glassformer.attention import (
+    Attention,
+    Context,
+    Lightning,
+    Linear,
+    Merge,
+    MixerConfig,
+    Performer,
+    causal,
+    documents,
+)
 from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
 from glassformer.errors import ConfigError
 from glassformer.testing import close
@@ -18,7 +28,7 @@ from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise
 from glassformer.trace import Scale
 
 
-def layer(mixer: Linear | Lightning, **kwargs: Any) -> Layer:
+def layer(mixer: MixerConfig, **kwargs: Any) -> Layer:
     config = Attention(2, d_head=4, mixer=mixer, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 64, 0, "").double().eval()))
 
@@ -146,8 +156,8 @@ def test_a_long_decay_does_not_overflow() -> None:
     assert z.isfinite().all() and last.isfinite().all()
 
 
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
-def test_the_state_does_not_grow_with_the_text(mixer: Linear | Lightning) -> None:
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
+def test_the_state_does_not_grow_with_the_text(mixer: MixerConfig) -> None:
     module = layer(mixer).module
     assert len({mixer.state_numbers(n, module.dims) for n in (1, 10, 100)}) == 1
 
@@ -299,7 +309,7 @@ def test_the_chunk_length_changes_nothing() -> None:
 
 
 def test_state_in_bfloat16_is_kept_in_float32() -> None:
-    for mixer in (Linear(), Lightning()):
+    for mixer in (Linear(), Linear(denominator=False), Lightning(), Performer()):
         module = layer(mixer).module.bfloat16()
         x = stream(1, 3).bfloat16()
         _, state = module(x, causal_context(x), state=module.begin(1, x))
@@ -307,7 +317,7 @@ def test_state_in_bfloat16_is_kept_in_float32() -> None:
 
 
 @pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
 def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig, documents: bool) -> None:
     n = 16_384
     attention = Layer(Attention(1, 1, 4, mixer=mixer).build(D_MODEL, 64, 0, "").float())
@@ -318,8 +328,8 @@ def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig
     assert seen.numbers <= n * 64
 
 
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
-def test_documents_within_documents_go_by_way_of_the_pattern(mixer: Linear | Lightning) -> None:
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
+def test_documents_within_documents_go_by_way_of_the_pattern(mixer: MixerConfig) -> None:
     attention, x = layer(mixer), stream(1, 7)
     positions = torch.arange(7)[None]
     context = Context(causal() & documents(positions // 3) & documents(positions // 4), positions, positions)

@@ -16,6 +16,7 @@ from glassformer.attention.mechanisms.linformer import Linformer
 from glassformer.attention.mechanisms.local_chunks import LocalChunks
 from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
+from glassformer.attention.mechanisms.performer import Performer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
@@ -26,7 +27,7 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Differential",
-    "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh", "Refined",
-    "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
+    "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh", "Performer",
+    "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
     "lambda_init_at",
 ]  # fmt: skip

@@ -49,10 +49,10 @@ class FeatureWeights(MixerConfig):
     stores_keys: ClassVar[bool] = False
     wide_state: ClassVar[bool] = True
 
-    # whether weights are divided by their sum
-    denominator: bool
-    # added to it
-    eps: float
+    @property
+    def divides(self) -> bool:
+        """Whether weights are divided by their sum."""
+        return True
 
     def n_features_of(self, dims: Dims) -> int:
         """Return how many features a query or key has."""
@@ -63,13 +63,13 @@ class FeatureWeights(MixerConfig):
 
         Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value.
         """
-        features, value = self.n_features_of(dims), dims.d_value + self.denominator
+        features, value = self.n_features_of(dims), dims.d_value + self.divides
         if causal:
             return dims.n_heads * chunked_flops(n_queries, features, value)
         return dims.n_heads * 2 * (n_queries + n_keys) * features * value
 
     def state_numbers(self, length: int, dims: Dims) -> int:
-        return dims.n_heads * self.n_features_of(dims) * (dims.d_value + self.denominator)
+        return dims.n_heads * self.n_features_of(dims) * (dims.d_value + self.divides)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,10 @@ class Linear(FeatureWeights, kind="linear"):
             'linear: feature_map="exp" leaves its size to the denominator; use another, or denominator=True.',
         )
 
+    @property
+    def divides(self) -> bool:
+        return self.denominator
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the mechanism and, without a denominator, NormAttention's norm, over all heads and without a gain."""
         return {"mixer": self} | ({} if self.denominator else {"merge": Merge(norm="all", gain=False)})
@@ -121,6 +125,7 @@ class FeatureMixer(Mixer):
     """Attention whose weights are products of features; `phi` is what a mechanism has to say."""
 
     config: FeatureWeights
+    eps: float = 0.0  # added to the sum of a row's weights
 
     def phi(self, u: Tensor) -> Float[Tensor, "*lead pos feature"]:
         """Return the features of keys, in float32 at least: their sums run over the whole past."""
@@ -135,7 +140,7 @@ class FeatureMixer(Mixer):
         allowed = context.allowed(q.shape[-2], k.shape[-2])
         if allowed is not None:
             weight = weight * allowed
-        if self.config.denominator:
+        if self.config.divides:
             weight = self._over(weight, weight.sum(-1, keepdim=True))
         return weight.to(q.dtype)
 
@@ -179,7 +184,7 @@ class FeatureMixer(Mixer):
 
     def begin(self, batch: int, like: Tensor) -> LinearState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
-        features, value = self.config.n_features_of(dims), dims.d_value + self.config.denominator
+        features, value = self.config.n_features_of(dims), dims.d_value + self.config.divides
         return LinearState(like.new_zeros(batch, dims.n_heads, features, value, dtype=dtype))
 
     def features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,16 +193,16 @@ class FeatureMixer(Mixer):
         real = context.real_keys(k.shape[-2], str(self.config.kind))
         if real is not None:
             k = k * real[:, None, :, None]
-        if self.config.denominator:
+        if self.config.divides:
             v = torch.cat((v, torch.ones_like(v[..., :1])), -1)
         return self.of_queries(q), k, v.to(k.dtype)
 
     def _mixed_values(self, total: Tensor) -> Tensor:
-        return self._over(total[..., :-1], total[..., -1:]) if self.config.denominator else total
+        return self._over(total[..., :-1], total[..., -1:]) if self.config.divides else total
 
     def _over(self, weighted: Tensor, total: Tensor) -> Tensor:
         # a row with nothing to attend to is 0 / 0 when eps is zero, and so is its gradient
-        return weighted / (total + self.config.eps).masked_fill(total == 0, 1.0)
+        return weighted / (total + self.eps).masked_fill(total == 0, 1.0)
 
 
 class LinearMixer(FeatureMixer, config=Linear):
@@ -205,6 +210,7 @@ class LinearMixer(FeatureMixer, config=Linear):
 
     def __init__(self, config: Linear, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
+        self.eps = config.eps
         lacks = config.feature_map == "relu"
         full = config.denominator and not lacks
         self.traits = replace(config.traits, rows_sum_to_one=full, rows_lack_mass=config.denominator and lacks)
