@@ -30,6 +30,7 @@ from glassformer.attention.mechanisms import (
     SumNormalised,
     Synthesizer,
     Wasserstein,
+    depth_slopes,
     lambda_init_at,
 )
 from glassformer.attention.merge import Merge
@@ -151,6 +152,7 @@ __all__ = [
     "YarnScaling",
     "alibi_slopes",
     "causal",
+    "depth_slopes",
     "documents",
     "lambda_init_at",
     "linear",

@@ -163,7 +163,7 @@ def test_features_are_drawn_anew_in_training_alone_and_go_on_where_a_checkpoint_
         assert torch.equal(again.mixer.directions, expected)
     # two passes, one backward: the first still has the features that it was made with
     x.requires_grad_()
-    sum(ours(x, context)[0].sum() for _ in range(3)).backward()
+    torch.stack([ours(x, context)[0] for _ in range(3)]).sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
     ours.eval()
     before = ours.mixer.directions.clone()

@@ -6,7 +6,7 @@ No normaliser: the papers' layer RMS-norms z over all heads and gates it, which 
 `models.published_block` builds theirs.
 Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32.
 Cost: O(pos (chunk + d_head) d_value) time, O(1) state.   Forms: left product (dense), chunks (fast), recurrence (scan).
-Differs from the reference code: slopes are a field of the config, not derived from the layer index.
+Differs from the reference code: slopes are a field of the config; `depth_slopes` has those that fall with depth.
 Source: Qin et al. 2023 (2307.14995, Lightning Attention-1) and 2024 (2401.04658, Lightning Attention-2).
 """
 
@@ -23,6 +23,7 @@ from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.attention.positions import alibi_slopes
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
@@ -61,6 +62,31 @@ class Lightning(MixerConfig, kind="lightning"):
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         return dims.n_heads * dims.d_head * dims.d_value
+
+
+def depth_slopes(
+    n_heads: int, layer: int, n_layers: int, rule: Literal["transnormer", "minimax"] = "transnormer"
+) -> tuple[float, ...]:
+    """Return slopes of heads that fall with depth, so that the last layer hardly decays.
+
+        slope_h * (1 - layer / (n_layers - 1) + 1e-5)
+
+    Args:
+        n_heads: How many heads.
+        layer: Depth of the layer, from 0.
+        n_layers: How many layers.
+        rule: Slopes of the first layer: `transnormer`, those of ALiBi; `minimax`, 2^(-8(h+1)/n_heads) whatever
+            n_heads, and 1e-5 is added to n_layers - 1 too.
+
+    Source: the released code of TransNormerLLM (Qin et al. 2023, whose paper states another schedule,
+    8h / n_heads (1 - layer / n_layers)) and of MiniMax-01.
+    """
+    require(0 <= layer < n_layers, f"depth_slopes: layer {layer} of n_layers={n_layers}; use 0 to {n_layers - 1}.")
+    if rule == "minimax":
+        share = 1 - layer / (n_layers - 1 + 1e-5) + 1e-5
+        return tuple(2 ** (-8 * (h + 1) / n_heads) * share for h in range(n_heads))
+    share = 1 - layer / max(n_layers - 1, 1) + 1e-5
+    return tuple(slope * share for slope in alibi_slopes(n_heads).tolist())
 
 
 class LightningState(NamedTuple):
