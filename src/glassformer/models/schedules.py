@@ -8,6 +8,7 @@ from glassformer.attention import (
     Lightning,
     Linear,
     LocalChunks,
+    Lrpe,
     Merge,
     MixerConfig,
     NoPositions,
@@ -139,11 +140,18 @@ def transnormer(n_layers: int, *, n_heads: int, chunk: int = 64, **kwargs: Any) 
 def transnormer_llm(n_layers: int, *, n_heads: int, d_mlp: int | None = None, **kwargs: Any) -> tuple[BlockConfig, ...]:
     """Blocks of TransNormerLLM: lightning whose decay falls with depth, z normed and gated linearly, a bilinear MLP.
 
-    Norms have no gain. The first layer's LRPE, a learned rotation, is left to `positions`.
+    Norms have no gain. The first layer alone has positions beside the decay: `Lrpe`, a learned rotation.
 
     Source: Qin et al. 2023, "TransNormerLLM" (2307.14995), section 3, with the slopes of the released code.
     """
-    merge, norm = Merge(norm="all", gain=False, gate="linear"), RmsNorm(gain=False)
-    slots = {"merge": merge, "norm": norm, "mlp": Mlp(d_mlp, activation="none", gated=True, bias=False)} | kwargs
-    mixers = [Lightning(slopes=depth_slopes(n_heads, layer, n_layers)) for layer in range(n_layers)]
-    return tuple(block(mixer, n_heads=n_heads, **slots) for mixer in mixers)
+
+    def at(layer: int) -> BlockConfig:
+        slots: dict[str, Any] = {
+            "positions": Lrpe() if layer == 0 else NoPositions(),
+            "merge": Merge(norm="all", gain=False, gate="linear"),
+            "norm": RmsNorm(gain=False),
+            "mlp": Mlp(d_mlp, activation="none", gated=True, bias=False),
+        }
+        return block(Lightning(slopes=depth_slopes(n_heads, layer, n_layers)), n_heads=n_heads, **(slots | kwargs))
+
+    return tuple(map(at, range(n_layers)))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer.attention import Lightning, Linear, LocalChunks, Merge, depth_slopes
+from glassformer.attention import Lightning, Linear, LocalChunks, Lrpe, Merge, NoPositions, depth_slopes
 from glassformer.errors import ConfigError
 from glassformer.models import DecoderConfig, Mlp, RmsNorm, transnormer, transnormer_llm
 from glassformer.testing import close
-from glassformer.testing.layers import randomise, stream
+from glassformer.testing.layers import Layer, randomise, stream
 
 
 def test_lower_layers_look_into_their_chunk_and_upper_ones_have_no_denominator() -> None:
@@ -44,6 +44,7 @@ def test_the_larger_one_decays_by_depth_gates_linearly_and_has_a_bilinear_mlp() 
     for layer, config in enumerate(layers):
         attention = config.parts[0]
         assert attention.mixer == Lightning(slopes=depth_slopes(2, layer, 3))
+        assert attention.positions == (Lrpe() if layer == 0 else NoPositions())
         assert config.norm == RmsNorm(gain=False)
     model = randomise(DecoderConfig(11, 16, layers, max_len=24).build(seed=0).double().eval())
     block: Any = model.stack.blocks[0]
@@ -57,3 +58,23 @@ def test_the_larger_one_decays_by_depth_gates_linearly_and_has_a_bilinear_mlp() 
     first, state = model(ids[:, :5], state=state)
     second, _ = model(ids[:, 5:], state=state)
     close(torch.cat((first, second), 1), model(ids))
+
+
+@torch.no_grad()
+def test_its_first_layer_is_that_of_the_released_code() -> None:
+    """Queries and keys through silu, then doubled by cosines and sines of learned angles, then a decaying sum."""
+    config: Any = transnormer_llm(2, n_heads=2)[0].parts[0]
+    module: Any = randomise(config.build(8, 64, 0, "").double().eval())
+    layer, x, n = Layer(module), stream(1, 9, d_model=8), 9
+    read = layer.read(x, "query", "key", "value")
+    theta = module.positions.frequencies[:, None] * torch.arange(n)[None, :, None]
+    q, k = (
+        torch.concat([u * torch.cos(theta), u * torch.sin(theta)], dim=-1)
+        for u in (torch.nn.functional.silu(read[name]) for name in ("query", "key"))
+    )
+    age = (torch.arange(n)[:, None] - torch.arange(n)).double()
+    slopes = torch.tensor(depth_slopes(2, 0, 2), dtype=torch.float64)[:, None, None]
+    mixed = (torch.einsum("bhmd,bhnd->bhmn", q, k) * (-slopes * age).exp().tril()) @ read["value"]
+    flat = mixed.transpose(1, 2).flatten(-2)
+    normed = flat * (flat.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    close(layer(x), (normed * (x @ module.merge.gate.weight.T)) @ module.merge.output.weight.T)

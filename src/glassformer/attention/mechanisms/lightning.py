@@ -52,16 +52,20 @@ class Lightning(MixerConfig, kind="lightning"):
     def crosses(self) -> bool:
         return False
 
+    @property
+    def turns_features(self) -> bool:
+        return True
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and merge of the papers' layer: z normed over all heads, then gated."""
         return {"mixer": self, "merge": Merge(norm="all", gate="sigmoid")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form, linear in the number of queries: a text of many chunks is too long to walk."""
-        return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value, self.chunk)
+        return dims.n_heads * chunked_flops(n_queries, dims.d_feature, dims.d_value, self.chunk)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
-        return dims.n_heads * dims.d_head * dims.d_value
+        return dims.n_heads * dims.d_feature * dims.d_value
 
 
 def depth_slopes(
@@ -92,7 +96,7 @@ def depth_slopes(
 class LightningState(NamedTuple):
     """Sum over earlier positions of decay^(age) k v'."""
 
-    memory: Float[Tensor, "batch head d_head d_value"]
+    memory: Float[Tensor, "batch head d_feature d_value"]
 
 
 class LightningMixer(Mixer, config=Lightning):
@@ -107,7 +111,7 @@ class LightningMixer(Mixer, config=Lightning):
         self._require_causal(context)
         n, m = q.shape[-2], k.shape[-2]
         t = torch.arange(m, device=q.device)
-        q_wide, k_wide = self._activate(q), self._activate(k)
+        q_wide, k_wide = context.met(self._activate(q), self._activate(k))
         weight = (q_wide @ k_wide.mT) * decay_matrix(self.decay(q), t[m - n :], t)
         allowed = context.allowed(n, m)
         return (weight if allowed is None else weight * allowed).to(q.dtype)
@@ -117,7 +121,7 @@ class LightningMixer(Mixer, config=Lightning):
         kinds = [type(term) for term in context.mask.terms]
         if not {*kinds} <= {Causal, Padding, Documents} or kinds.count(Documents) > 1:
             return self.dense(q, k, v, x, context, None)
-        return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))[0]
+        return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], self.dims.d_feature, v.shape[-1]))[0]
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LightningState, tape: Tape | None
@@ -131,15 +135,15 @@ class LightningMixer(Mixer, config=Lightning):
 
     def begin(self, batch: int, like: Tensor) -> LightningState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
-        return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_head, dims.d_value, dtype=dtype))
+        return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_feature, dims.d_value, dtype=dtype))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context, memory: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = per_query_head(self._activate(k), q), per_query_head(v, q)
+        # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
+        dtype, k, v = q.dtype, per_query_head(self._activate(k), q), per_query_head(v, q)
+        q, k = context.met(self._activate(q), k)
         real = context.real_keys(k.shape[-2], "lightning")
         if real is not None:
             k = k * real[:, None, :, None]
-        # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
-        dtype, q = q.dtype, self._activate(q)
         documents, memory = context.numbered(q.shape[-2]), memory.to(q.dtype)
         z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory, self.config.chunk, documents)
         return z.to(dtype), memory

@@ -54,9 +54,14 @@ class FeatureWeights(MixerConfig):
         """Whether weights are divided by their sum."""
         return True
 
+    @property
+    def turns_features(self) -> bool:
+        # weights that positions make negative may sum to nothing
+        return not self.divides
+
     def n_features_of(self, dims: Dims) -> int:
         """Return how many features a query or key has."""
-        return dims.d_head
+        return dims.d_feature
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form: a text of many chunks is too long to walk.
@@ -136,7 +141,8 @@ class FeatureMixer(Mixer):
         return self.phi(q)
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        weight = self.of_queries(q) @ self.phi(k).mT
+        of_queries, of_keys = context.met(self.of_queries(q), self.phi(k))
+        weight = of_queries @ of_keys.mT
         allowed = context.allowed(q.shape[-2], k.shape[-2])
         if allowed is not None:
             weight = weight * allowed
@@ -190,12 +196,13 @@ class FeatureMixer(Mixer):
     def features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Return phi(q), phi(k) with padding hidden, and v, with a column of ones that sums the weights."""
         k, v = per_query_head(self.phi(k), q), per_query_head(v, q)
+        q, k = context.met(self.of_queries(q), k)
         real = context.real_keys(k.shape[-2], str(self.config.kind))
         if real is not None:
             k = k * real[:, None, :, None]
         if self.config.divides:
             v = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-        return self.of_queries(q), k, v.to(k.dtype)
+        return q, k, v.to(k.dtype)
 
     def _mixed_values(self, total: Tensor) -> Tensor:
         return self._over(total[..., :-1], total[..., -1:]) if self.config.divides else total
