@@ -17,6 +17,7 @@ from glassformer.attention import (
     LastKey,
     Lightning,
     Linear,
+    Lrpe,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -50,7 +51,6 @@ from glassformer.models import (
     Sinusoidal,
     block,
     published_block,
-    transnormer_llm,
 )
 from glassformer.testing.layers import mixers, randomise, seeds
 from glassformer.trace import Tape
@@ -137,9 +137,10 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
-    "lightning_hybrid": _decoder(published_block(Lightning(chunk=4), n_heads=4, **_LLAMA), block(n_heads=4, **_LLAMA)),
-    # features that positions turn and double, decays that fall with depth, a gate and an MLP that are products
-    "transnormer_llm": _decoder(*transnormer_llm(2, n_heads=4, d_mlp=20), final_norm=RmsNorm(gain=False)),
+    # of the first layer, positions turn and double what the mechanism makes of queries and keys
+    "lightning_hybrid": _decoder(
+        published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"positions": Lrpe()})), block(n_heads=4, **_LLAMA)
+    ),
     "differential": _decoder(
         *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
     ),
