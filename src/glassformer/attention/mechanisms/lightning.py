@@ -4,7 +4,7 @@
 
 No normaliser: the papers' layer RMS-norms z over all heads and gates it, which `Lightning()` alone does not;
 `models.published_block` builds theirs.
-Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32.
+Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32; with `Lrpe` twice that.
 Cost: O(pos (chunk + d_head) d_value) time, O(1) state.   Forms: left product (dense), chunks (fast), recurrence (scan).
 Differs from the reference code: slopes are a field of the config; `depth_slopes` has those that fall with depth.
 Source: Qin et al. 2023 (2307.14995, Lightning Attention-1) and 2024 (2401.04658, Lightning Attention-2).

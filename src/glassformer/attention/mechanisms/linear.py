@@ -7,7 +7,7 @@ then be signed. `exp` is guarded: the largest exponent of each query is taken of
 and exponents of keys are cut at 60, which no later key can change.
 Pattern: exact, non-negative, rows sum to one (up to eps; with `relu` a row whose products are all zero is zero).
 Without a denominator rows do not sum to one, and are signed if features are.
-State: sums of phi(k) v' and phi(k), float32, O(1) in pos.
+State: sums of phi(k) v' and phi(k), float32, O(1) in pos; without a denominator of phi(k) v' alone, with `Lrpe` twice.
 Cost: O(pos d_head d_value).  Forms: left product (dense), chunks (fast), recurrence (scan, one position at a time).
 Padding hides phi(k), not k: phi(0) is not zero.
 Source: Katharopoulos et al. 2020, "Transformers are RNNs", section 3; Qin et al. 2022, "The Devil in Linear
