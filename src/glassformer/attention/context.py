@@ -292,7 +292,8 @@ class Context:
         source: The context of cross-attention, if there is any.
         form: `auto` (scan with state, dense if a lazy site is wanted, else fused), `parallel` (never scan), `scan`.
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
-        encoding: The layer's position encoding, if it adds to scores, makes them itself, or turns keys that are read.
+        encoding: The layer's position encoding, if it adds to scores, makes them itself, or turns keys that are read or
+            features of queries and keys.
         crossed: Queries and keys come from different sequences.
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
         drops: Whether dropout is live where a block is in training mode.
@@ -344,6 +345,14 @@ class Context:
     def read(self, k: Float[Tensor, "*n key d_head"]) -> Float[Tensor, "*n key d_head"]:
         """Return the last keys, those in the state included, as queries meet them."""
         return self.encoding.read(k, self) if self.encoding is not None and self.encoding.at_read else k
+
+    def met(
+        self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"]
+    ) -> tuple[Float[Tensor, "batch head query d_feature"], Float[Tensor, "batch head key d_feature"]]:
+        """Return features of queries and keys, keys by query head, or what the layer's positions make of them."""
+        if self.encoding is None or not self.encoding.config.doubles:
+            return q, k
+        return self.encoding.doubled(q, k, self)
 
     @property
     def documents(self) -> Documents | None:

@@ -78,6 +78,12 @@ class Attention(SubLayerConfig, kind="attention"):
             'sequence\'s in cross-attention; use "separate" there.',
         )
         require(
+            self.mixer.turns_features or not self.positions.doubles,
+            f'attention: positions "{self.positions.kind}" turn what a mechanism makes of queries and keys, whose '
+            f'products are its weights, of either sign; "{self.mixer.kind}" as set here has others. Use "lightning", '
+            'or "linear" with denominator=False.',
+        )
+        require(
             self.positions.crosses or not self.cross,
             f'attention: positions "{self.positions.kind}" go by distance, which cross-attention does not have; use '
             "others there.",
@@ -131,6 +137,7 @@ class Attention(SubLayerConfig, kind="attention"):
             grid=self.grid,
             n_joined=joined,
             turned=turned,
+            doubled=self.positions.doubles,
         )
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":

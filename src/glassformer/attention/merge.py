@@ -13,6 +13,8 @@ from glassformer.attention.linear_map import LinearMap
 from glassformer.attention.mixer import Dims
 from glassformer.config import Config
 
+GATES = {"sigmoid": torch.sigmoid, "silu": F.silu, "linear": lambda opened: opened}
+
 
 @dataclass(frozen=True)
 class Merge(Config):
@@ -24,7 +26,7 @@ class Merge(Config):
         gain: Whether the norm has a learned gain.
         eps: Added to the mean square.
         factor: Constant factor on the normed z.
-        gate: Multiply by sigmoid(x W_G) (`sigmoid`) or silu(x W_G) (`silu`), element by element.
+        gate: Multiply by sigmoid(x W_G) (`sigmoid`), silu(x W_G) (`silu`) or x W_G (`linear`), element by element.
     """
 
     bias: bool = False
@@ -32,7 +34,7 @@ class Merge(Config):
     gain: bool = True
     eps: Positive = 1e-5
     factor: float = 1.0
-    gate: Literal["sigmoid", "silu"] | None = None
+    gate: Literal["sigmoid", "silu", "linear"] | None = None
 
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)
@@ -77,7 +79,11 @@ class MergeHeads(nn.Module):
 
     def gated(self, flat: Tensor, gate: Tensor) -> Float[Tensor, "batch pos d_flat"]:
         """Return concatenated heads times what x W_G opens."""
-        return flat * (gate.sigmoid() if self.config.gate == "sigmoid" else F.silu(gate))
+        return flat * self.opened(gate)
+
+    def opened(self, gate: Tensor) -> Tensor:
+        """Return what mixed values are multiplied by, of x W_G."""
+        return GATES[self.config.gate or "linear"](gate)
 
     def forward(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_model"]:
         return self.output(self.prepare(z, x, scale))

@@ -46,6 +46,7 @@ class Dims:
         grid: Rows and columns of an input with two dimensions, read row by row; None for a text.
         n_joined: Mixed values that lie side by side in z.
         turned: How many numbers of a query and key, the last ones, positions may turn; None for all.
+        doubled: Whether positions make two of each number that a mechanism makes of a query or key.
     """
 
     d_model: int
@@ -58,6 +59,7 @@ class Dims:
     grid: tuple[int, int] | None = None
     n_joined: int = 1
     turned: int | None = None
+    doubled: bool = False
 
     @property
     def d_z(self) -> int:
@@ -68,6 +70,11 @@ class Dims:
     def d_turned(self) -> int:
         """Width of the part of a query and key that positions may turn."""
         return self.d_head if self.turned is None else self.turned
+
+    @property
+    def d_feature(self) -> int:
+        """Width of a query and key as they meet, where a mechanism has their products alone."""
+        return 2 * self.d_head if self.doubled else self.d_head
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,11 @@ class MixerConfig(Config, family=True):
     def crosses(self) -> bool:
         """Whether keys may come from another sequence, where distance means nothing."""
         return self.reach is None
+
+    @property
+    def turns_features(self) -> bool:
+        """Whether positions may turn, and double, what it makes of queries and keys: weights are products of that."""
+        return False
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the slots of `Attention` as the mechanism's paper fills them in a layer of this depth, from 0.
@@ -426,6 +438,13 @@ class Mixer(nn.Module):
             like.new_zeros(batch, *several(traits.streams), dims.n_kv_heads, 0, dims.d_head),
             like.new_zeros(batch, *several(traits.value_streams), dims.n_kv_heads, 0, dims.d_value),
         )
+
+    def decay(self, like: Tensor) -> Float[Tensor, " head"] | None:
+        """Return what each head keeps of its memory from one position to the next, in float32 at least.
+
+        None for a mechanism without such a memory, or if what is kept depends on the text.
+        """
+        return None
 
     def penalty(self) -> Float[Tensor, ""] | None:
         """Return what training adds to the loss for what the mechanism has come to spend, in nats; None for nothing."""

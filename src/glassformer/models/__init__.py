@@ -23,7 +23,16 @@ from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
 from glassformer.models.sampling import GREEDY, Draw, Sampling, SamplingStage, sampling_steps
-from glassformer.models.schedules import alternate, block, every, hybrid, published_block, repeat
+from glassformer.models.schedules import (
+    alternate,
+    block,
+    every,
+    hybrid,
+    published_block,
+    repeat,
+    transnormer,
+    transnormer_llm,
+)
 from glassformer.models.serving import Request, Serving
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State
@@ -37,7 +46,7 @@ __all__ = [
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
     "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "every", "generate",
     "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
-    "written_before",
+    "transnormer", "transnormer_llm", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "silu": F.silu,
     "relu_squared": lambda u: F.relu(u).square(),
     "tanh": torch.tanh,
+    "none": lambda u: u,
 }
 
 
@@ -32,7 +33,7 @@ class Mlp(SubLayerConfig, kind="mlp"):
 
     Args:
         d_mlp: Neurons; 4 d_model by default.
-        activation: Non-linearity; gated silu is SwiGLU, gated gelu is GEGLU.
+        activation: Non-linearity; gated silu is SwiGLU, gated gelu is GEGLU, gated `none` is bilinear.
         gated: Multiply by a second, linear branch.
         bias: Biases on all matrices.
         dropout: Rate on the neurons, in training: behind the site, so `hidden` is what was there before.
@@ -41,7 +42,7 @@ class Mlp(SubLayerConfig, kind="mlp"):
     """
 
     d_mlp: Count | None = None
-    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh", "none"] = "gelu"
     gated: bool = False
     bias: bool = True
     dropout: Rate = 0.0

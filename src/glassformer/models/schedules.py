@@ -6,6 +6,9 @@ from typing import Any, Literal
 from glassformer.attention import (
     Attention,
     Lightning,
+    Linear,
+    LocalChunks,
+    Lrpe,
     Merge,
     MixerConfig,
     NoPositions,
@@ -16,10 +19,12 @@ from glassformer.attention import (
     Smeared,
     Softmax,
     SubLayerConfig,
+    depth_slopes,
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
-from glassformer.models.norms import LayerNorm, NormConfig
+from glassformer.models.mlp import Mlp
+from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm
 
 
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:
@@ -117,3 +122,36 @@ def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tu
     """
     softmax = block(Softmax(), n_heads=n_heads, **kwargs)
     return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)
+
+
+def transnormer(n_layers: int, *, n_heads: int, chunk: int = 64, **kwargs: Any) -> tuple[BlockConfig, ...]:
+    """TransNormer: softmax within chunks (DiagAttention) in the lower half, NormAttention in the upper half.
+
+    DiagAttention is `LocalChunks(chunk, before=0)`, NormAttention `Linear(denominator=False)` with a norm of z. The
+    features are elu(x) + 1, those of the authors' second variant.
+
+    Source: Qin et al. 2022, "The Devil in Linear Transformer" (2210.10340), section 4.
+    """
+    near = block(LocalChunks(chunk=chunk, before=0), n_heads=n_heads, **kwargs)
+    far = published_block(Linear(denominator=False), n_heads=n_heads, **kwargs)
+    return (near,) * (n_layers // 2) + (far,) * (n_layers - n_layers // 2)
+
+
+def transnormer_llm(n_layers: int, *, n_heads: int, d_mlp: int | None = None, **kwargs: Any) -> tuple[BlockConfig, ...]:
+    """Blocks of TransNormerLLM: lightning whose decay falls with depth, z normed and gated linearly, a bilinear MLP.
+
+    Norms have no gain. The first layer alone has positions beside the decay: `Lrpe`, a learned rotation.
+
+    Source: Qin et al. 2023, "TransNormerLLM" (2307.14995), section 3, with the slopes of the released code.
+    """
+
+    def at(layer: int) -> BlockConfig:
+        slots: dict[str, Any] = {
+            "positions": Lrpe() if layer == 0 else NoPositions(),
+            "merge": Merge(norm="all", gain=False, gate="linear"),
+            "norm": RmsNorm(gain=False),
+            "mlp": Mlp(d_mlp, activation="none", gated=True, bias=False),
+        }
+        return block(Lightning(slopes=depth_slopes(n_heads, layer, n_layers)), n_heads=n_heads, **(slots | kwargs))
+
+    return tuple(map(at, range(n_layers)))

@@ -186,7 +186,7 @@ def layers() -> dict[str, Made]:
     }
     places = cast(dict[str, Any], PositionsConfig.registry)
     settings: dict[str, dict[str, Any]] = {
-        name: {"positions": kind()} for name, kind in places.items() if kind is not NoPositions
+        name: {"positions": kind()} for name, kind in places.items() if kind is not NoPositions and not kind.doubles
     }
     settings |= {name: SLOTS[name] for name in ("grouped", "smeared", "gated")}
     settings |= {"bias": {"bias": True}, "clip": {"clip": 0.7}, "qk_norm": {"qk_norm": True}}

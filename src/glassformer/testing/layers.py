@@ -62,6 +62,7 @@ MERGES = [
     Merge(norm="head"),
     Merge(norm="all", gate="sigmoid", bias=True),
     Merge(gate="silu"),
+    Merge(norm="all", gain=False, gate="linear"),
 ]
 
 
@@ -177,6 +178,7 @@ def layers(
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
     assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
     assume(mixer.stores_keys or not getattr(place, "at_read", False))
+    assume(mixer.turns_features or not place.doubles)
     assume((mixer.crosses and place.crosses) or not cross)
     # dual chunks are of causal texts
     assume(not (mixer.bidirectional and isinstance(place, DualChunk)))

@@ -17,6 +17,7 @@ from glassformer.attention import (
     LastKey,
     Lightning,
     Linear,
+    Lrpe,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -136,7 +137,10 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
-    "lightning_hybrid": _decoder(published_block(Lightning(chunk=4), n_heads=4, **_LLAMA), block(n_heads=4, **_LLAMA)),
+    # of the first layer, positions turn and double what the mechanism makes of queries and keys
+    "lightning_hybrid": _decoder(
+        published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"positions": Lrpe()})), block(n_heads=4, **_LLAMA)
+    ),
     "differential": _decoder(
         *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
     ),

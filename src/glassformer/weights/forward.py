@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -163,7 +162,7 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     if a.gate is not None:
         weight, bias = a.gate
         gate = x @ weight if bias is None else x @ weight + bias
-        gate = gate.sigmoid() if module.merge.config.gate == "sigmoid" else F.silu(gate)
+        gate = module.merge.opened(gate)
         z = z * gate.unflatten(-1, (z.shape[1], -1)).transpose(1, 2)
     out = torch.einsum("bhqe,hed->bqd", z, a.O)
     return out if a.bO is None else out + a.bO

@@ -1,5 +1,6 @@
 """Identities of linear attention, of attention with decay, and of the chunked kernel with its own backward."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,14 +9,26 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Attention, Context, Lightning, Linear, Merge, MixerConfig, causal, documents
+from glassformer.attention import (
+    Attention,
+    Context,
+    Lightning,
+    Linear,
+    Merge,
+    MixerConfig,
+    Performer,
+    causal,
+    documents,
+)
 from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
+from glassformer.errors import ConfigError
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.trace import Scale
 
 
-def layer(mixer: Linear | Lightning, **kwargs: Any) -> Layer:
+def layer(mixer: MixerConfig, **kwargs: Any) -> Layer:
     config = Attention(2, d_head=4, mixer=mixer, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 64, 0, "").double().eval()))
 
@@ -143,8 +156,8 @@ def test_a_long_decay_does_not_overflow() -> None:
     assert z.isfinite().all() and last.isfinite().all()
 
 
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
-def test_the_state_does_not_grow_with_the_text(mixer: Linear | Lightning) -> None:
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
+def test_the_state_does_not_grow_with_the_text(mixer: MixerConfig) -> None:
     module = layer(mixer).module
     assert len({mixer.state_numbers(n, module.dims) for n in (1, 10, 100)}) == 1
 
@@ -155,9 +168,8 @@ def test_the_state_does_not_grow_with_the_text(mixer: Linear | Lightning) -> Non
 @given(seeds, st.floats(0.1, 10.0))
 def test_scaling_the_features_of_queries_changes_nothing(seed: int, factor: float) -> None:
     attention, x = layer(Linear(eps=0.0)), stream(2, 5, seed)
-    bare, phi = attention(x), attention.mixer.phi
-    q = attention.read(x, "query")["query"]
-    attention.mixer.phi = lambda u: phi(u) * (factor if torch.equal(u, q) else 1.0)
+    bare, of_queries = attention(x), attention.mixer.of_queries
+    attention.mixer.of_queries = lambda q: of_queries(q) * factor
     close(attention(x), bare)
 
 
@@ -174,18 +186,97 @@ def test_unmasked_and_unnormalised_the_pattern_has_no_more_rank_than_the_head_is
     assert torch.linalg.matrix_rank(weight).max() <= 4
 
 
-@pytest.mark.parametrize("feature_map", ["elu", "softplus"])
-def test_linear_attention_is_its_recurrence(feature_map: str) -> None:
-    attention, x = layer(Linear(feature_map=feature_map)), stream(2, 6)  # type: ignore[arg-type]
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda u: torch.where(u > 0, u + 1, u.exp()),
+    "softplus": lambda u: (1 + u.exp()).log(),
+    "relu": lambda u: torch.where(u > 0, u, 0.0),
+    "exp": torch.exp,
+    "signed_elu": lambda u: torch.where(u > 0, u, u.exp() - 1),
+}
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("denominator", [True, False])
+def test_linear_attention_is_its_recurrence(feature_map: Any, denominator: bool) -> None:
+    if (feature_map == "signed_elu" and denominator) or (feature_map == "exp" and not denominator):
+        with pytest.raises(ConfigError, match=f'feature_map="{feature_map}"'):
+            Linear(feature_map=feature_map, denominator=denominator)
+        return
+    attention, x = layer(Linear(feature_map=feature_map, denominator=denominator)), stream(2, 6)
     values = attention.read(x, "query", "key", "value", "z")
-    u = {"elu": lambda u: torch.where(u > 0, u + 1, u.exp()), "softplus": lambda u: (1 + u.exp()).log()}[feature_map]
+    u, guard = MAPS[feature_map], 1.0
     q, k, v = u(values["query"]), u(values["key"]), values["value"]
     memory, weight = torch.zeros(2, 2, 4, 4, dtype=torch.float64), torch.zeros(2, 2, 4, dtype=torch.float64)
     for t in range(6):
         memory = memory + k[:, :, t, :, None] * v[:, :, t, None, :]
         weight = weight + k[:, :, t]
-        z = torch.einsum("bhd,bhde->bhe", q[:, :, t], memory) / ((q[:, :, t] * weight).sum(-1, keepdim=True) + 1e-6)
+        z = torch.einsum("bhd,bhde->bhe", q[:, :, t], memory)
+        if feature_map == "exp":
+            # eps is beside sums of which the query's largest feature was taken off
+            guard = q[:, :, t].amax(-1, keepdim=True)
+        if denominator:
+            z = z / ((q[:, :, t] * weight).sum(-1, keepdim=True) + 1e-6 * guard)
         close(values["z"][:, :, t], z)
+
+
+def test_the_exponential_neither_overflows_nor_lets_a_later_key_change_what_came_before() -> None:
+    attention = layer(Linear(feature_map="exp"))
+    q, k, v = (stream(2, 6, seed).view(2, 6, 3, -1).transpose(1, 2)[:, :2, :, :4].float() for seed in range(3))
+    loud = k.clone()
+    loud[:, :, 3:] *= 1e4
+    x = stream(2, 6).float()
+    quiet, found = (attention.mixer(200 * q, one, v, x, causal_context(x), None, None)[0] for one in (k, loud))
+    assert found.isfinite().all() and torch.equal(found[:, :, :3], quiet[:, :, :3])
+    close(attention.mixer(q + 300, k, v, x, causal_context(x), None, None)[0],
+          attention.mixer(q, k, v, x, causal_context(x), None, None)[0], 1e-4)  # fmt: skip
+
+
+def test_rectified_rows_sum_to_one_or_are_zero() -> None:
+    attention = layer(Linear(feature_map="relu", eps=0.0))
+    x = stream(2, 7)
+    sums = attention.read(x, "pattern")["pattern"].sum(-1)
+    assert ((sums - 1).abs() < 1e-12).logical_or(sums == 0).all() and (sums == 0).any() and (sums > 0.5).any()
+
+
+# attention without its denominator ----------------------------------------------------------------------------------
+
+
+@given(seeds, st.floats(0.1, 1e3))
+def test_behind_its_norm_attention_without_a_denominator_does_not_know_the_size_of_values(seed: int, factor: float):
+    mixer = Linear(denominator=False)
+    attention = layer(mixer, merge=Merge(norm="all", gain=False, eps=1e-30))
+    x = stream(2, 6, seed)
+    scaled = attention.tape("z", edit=[Scale("value", factor)])
+    close(attention(x, tape=scaled), attention(x), 1e-9)
+    z = mixer.as_published()["merge"].replace(eps=1e-30).build(attention.module.dims)
+    normed = z.normed(scaled.values["z"], z.scale(scaled.values["z"]))
+    close(normed.norm(dim=-1), torch.full((2, 6), normed.shape[-1] ** 0.5, dtype=torch.float64))
+
+
+def test_without_a_denominator_it_is_lightning_that_does_not_decay() -> None:
+    x = stream(2, 9)
+    ours = layer(Linear(feature_map="signed_elu", denominator=False))
+    values = ours.read(x, "query", "key", "value", "z")
+    bare = layer(Lightning(slopes=(0.0, 0.0), activation="none"))
+    q, k = (torch.nn.functional.elu(values[name]) for name in ("query", "key"))
+    close(bare.mixer(q, k, values["value"], x, causal_context(x), None, None)[0], values["z"])
+
+
+def test_the_share_of_the_gradient_that_the_denominator_makes_is_unbounded() -> None:
+    """Of weights over their sum one is p (1 - p) / s away from another: tiny sums make it as large as one likes."""
+    x = stream(1, 3)
+    sizes = {}
+    for denominator in (True, False):
+        attention = layer(Linear(feature_map="relu", eps=0.0, denominator=denominator))
+        found = []
+        for factor in (1.0, 1e-3):
+            q = torch.tensor([1.0, 0.0, 0.0, 0.0]).double().expand(1, 2, 3, 4)
+            k = (factor * stream(1, 3).abs()[..., :4].expand(1, 2, 3, 4)).requires_grad_()
+            v = stream(1, 3, 2)[..., :4].expand(1, 2, 3, 4)
+            z, _ = attention.mixer(q, k, v, x, causal_context(x), None, None)
+            found.append(float(torch.autograd.grad((z * stream(1, 3, 4)[..., :4]).sum(), k)[0].norm()))
+        sizes[denominator] = found[1] / found[0]
+    assert abs(sizes[True] - 1e3) < 1e-6 and abs(sizes[False] - 1) < 1e-9
 
 
 # lightning ----------------------------------------------------------------------------------------------------------
@@ -218,7 +309,7 @@ def test_the_chunk_length_changes_nothing() -> None:
 
 
 def test_state_in_bfloat16_is_kept_in_float32() -> None:
-    for mixer in (Linear(), Lightning()):
+    for mixer in (Linear(), Linear(denominator=False), Lightning(), Performer()):
         module = layer(mixer).module.bfloat16()
         x = stream(1, 3).bfloat16()
         _, state = module(x, causal_context(x), state=module.begin(1, x))
@@ -226,7 +317,7 @@ def test_state_in_bfloat16_is_kept_in_float32() -> None:
 
 
 @pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
 def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig, documents: bool) -> None:
     n = 16_384
     attention = Layer(Attention(1, 1, 4, mixer=mixer).build(D_MODEL, 64, 0, "").float())
@@ -237,8 +328,8 @@ def test_a_long_text_makes_nothing_for_each_pair_of_positions(mixer: MixerConfig
     assert seen.numbers <= n * 64
 
 
-@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
-def test_documents_within_documents_go_by_way_of_the_pattern(mixer: Linear | Lightning) -> None:
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(), Performer()])
+def test_documents_within_documents_go_by_way_of_the_pattern(mixer: MixerConfig) -> None:
     attention, x = layer(mixer), stream(1, 7)
     positions = torch.arange(7)[None]
     context = Context(causal() & documents(positions // 3) & documents(positions // 4), positions, positions)

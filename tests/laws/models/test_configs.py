@@ -69,7 +69,10 @@ def test_an_unknown_field_lists_what_exists() -> None:
         ({"kind": "softmax", "window": 2.0}, "MixerConfig.window: expected int, found 2.0."),
         ({"kind": "softmax", "window": 0}, "softmax: window must be at least 1, found 0."),
         ({"kind": "softmax", "scale": float("nan")}, "MixerConfig.scale: nan is not a finite number."),
-        ({"kind": "linear", "feature_map": "elo"}, "MixerConfig.feature_map: 'elo' is not one of 'elu', 'softplus'."),
+        (
+            {"kind": "linear", "feature_map": "elo"},
+            "MixerConfig.feature_map: 'elo' is not one of 'elu', 'softplus', 'relu', ",
+        ),
         ({"kind": "lightning", "slopes": [1.0, None]}, "MixerConfig.slopes[1]: expected float, found None."),
         ([1], "MixerConfig: expected an object, found list ([1])."),
     ],

@@ -207,12 +207,11 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
     """
     labels, rows = list[str](), list[list[float]]()
     for head in heads(model):
-        if head.mechanism not in ("lightning", "linear"):
+        layer = _layer(model, head)
+        kept = layer.mixer.decay(layer.merge.output.weight.double())
+        if kept is None:
             continue
-        decay = 1.0
-        if head.mechanism == "lightning":
-            part: Any = _layer(model, head)
-            decay = float(part.mixer.decay(part.merge.output.weight.double())[head.head])
+        decay = float(kept[head.head])
         labels.append(head.label)
         forgets = decay < 1
         half = math.log(0.5) / math.log(decay) if forgets else math.inf
@@ -305,7 +304,7 @@ def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
         why = ", ".join(sorted(set(left_out.values()))) or "no attention"
         offer = (
             "effective_memory(model) gives the decay of its memory."
-            if any(head.mechanism in ("lightning", "linear") for head in own)
+            if any(not _layer(model, head).config.mixer.stores_keys for head in own)
             else "head_roles(run) reads signed patterns."
         )
         raise AnalysisUnavailable(f"long_context needs weights that are shares of keys; found {why}.\n    {offer}")

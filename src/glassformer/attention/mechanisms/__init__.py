@@ -10,12 +10,13 @@ from glassformer.attention.mechanisms.concat_linear import ConcatLinear
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
 from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.last_key import LastKey
-from glassformer.attention.mechanisms.lightning import Lightning
+from glassformer.attention.mechanisms.lightning import Lightning, depth_slopes
 from glassformer.attention.mechanisms.linear import Linear
 from glassformer.attention.mechanisms.linformer import Linformer
 from glassformer.attention.mechanisms.local_chunks import LocalChunks
 from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
+from glassformer.attention.mechanisms.performer import Performer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
@@ -26,7 +27,7 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Differential",
-    "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh", "Refined",
-    "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
-    "lambda_init_at",
+    "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh", "Performer",
+    "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
+    "depth_slopes", "lambda_init_at",
 ]  # fmt: skip

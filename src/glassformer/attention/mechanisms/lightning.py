@@ -4,9 +4,9 @@
 
 No normaliser: the papers' layer RMS-norms z over all heads and gates it, which `Lightning()` alone does not;
 `models.published_block` builds theirs.
-Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32.
+Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32; with `Lrpe` twice that.
 Cost: O(pos (chunk + d_head) d_value) time, O(1) state.   Forms: left product (dense), chunks (fast), recurrence (scan).
-Differs from the reference code: slopes are a field of the config, not derived from the layer index.
+Differs from the reference code: slopes are a field of the config; `depth_slopes` has those that fall with depth.
 Source: Qin et al. 2023 (2307.14995, Lightning Attention-1) and 2024 (2401.04658, Lightning Attention-2).
 """
 
@@ -23,6 +23,7 @@ from glassformer.attention.context import Causal, Context, Documents, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.attention.positions import alibi_slopes
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
@@ -51,22 +52,51 @@ class Lightning(MixerConfig, kind="lightning"):
     def crosses(self) -> bool:
         return False
 
+    @property
+    def turns_features(self) -> bool:
+        return True
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and merge of the papers' layer: z normed over all heads, then gated."""
         return {"mixer": self, "merge": Merge(norm="all", gate="sigmoid")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form, linear in the number of queries: a text of many chunks is too long to walk."""
-        return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value, self.chunk)
+        return dims.n_heads * chunked_flops(n_queries, dims.d_feature, dims.d_value, self.chunk)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
-        return dims.n_heads * dims.d_head * dims.d_value
+        return dims.n_heads * dims.d_feature * dims.d_value
+
+
+def depth_slopes(
+    n_heads: int, layer: int, n_layers: int, rule: Literal["transnormer", "minimax"] = "transnormer"
+) -> tuple[float, ...]:
+    """Return slopes of heads that fall with depth, so that the last layer hardly decays.
+
+        slope_h * (1 - layer / (n_layers - 1) + 1e-5)
+
+    Args:
+        n_heads: How many heads.
+        layer: Depth of the layer, from 0.
+        n_layers: How many layers.
+        rule: Slopes of the first layer: `transnormer`, those of ALiBi; `minimax`, 2^(-8(h+1)/n_heads) whatever
+            n_heads, and 1e-5 is added to n_layers - 1 too.
+
+    Source: the released code of TransNormerLLM (Qin et al. 2023, whose paper states another schedule,
+    8h / n_heads (1 - layer / n_layers)) and of MiniMax-01.
+    """
+    require(0 <= layer < n_layers, f"depth_slopes: layer {layer} of n_layers={n_layers}; use 0 to {n_layers - 1}.")
+    if rule == "minimax":
+        share = 1 - layer / (n_layers - 1 + 1e-5) + 1e-5
+        return tuple(2 ** (-8 * (h + 1) / n_heads) * share for h in range(n_heads))
+    share = 1 - layer / max(n_layers - 1, 1) + 1e-5
+    return tuple(slope * share for slope in alibi_slopes(n_heads).tolist())
 
 
 class LightningState(NamedTuple):
     """Sum over earlier positions of decay^(age) k v'."""
 
-    memory: Float[Tensor, "batch head d_head d_value"]
+    memory: Float[Tensor, "batch head d_feature d_value"]
 
 
 class LightningMixer(Mixer, config=Lightning):
@@ -81,7 +111,7 @@ class LightningMixer(Mixer, config=Lightning):
         self._require_causal(context)
         n, m = q.shape[-2], k.shape[-2]
         t = torch.arange(m, device=q.device)
-        q_wide, k_wide = self._activate(q), self._activate(k)
+        q_wide, k_wide = context.met(self._activate(q), self._activate(k))
         weight = (q_wide @ k_wide.mT) * decay_matrix(self.decay(q), t[m - n :], t)
         allowed = context.allowed(n, m)
         return (weight if allowed is None else weight * allowed).to(q.dtype)
@@ -91,7 +121,7 @@ class LightningMixer(Mixer, config=Lightning):
         kinds = [type(term) for term in context.mask.terms]
         if not {*kinds} <= {Causal, Padding, Documents} or kinds.count(Documents) > 1:
             return self.dense(q, k, v, x, context, None)
-        return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))[0]
+        return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], self.dims.d_feature, v.shape[-1]))[0]
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LightningState, tape: Tape | None
@@ -105,15 +135,15 @@ class LightningMixer(Mixer, config=Lightning):
 
     def begin(self, batch: int, like: Tensor) -> LightningState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
-        return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_head, dims.d_value, dtype=dtype))
+        return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_feature, dims.d_value, dtype=dtype))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context, memory: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = per_query_head(self._activate(k), q), per_query_head(v, q)
+        # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
+        dtype, k, v = q.dtype, per_query_head(self._activate(k), q), per_query_head(v, q)
+        q, k = context.met(self._activate(q), k)
         real = context.real_keys(k.shape[-2], "lightning")
         if real is not None:
             k = k * real[:, None, :, None]
-        # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
-        dtype, q = q.dtype, self._activate(q)
         documents, memory = context.numbered(q.shape[-2]), memory.to(q.dtype)
         z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory, self.config.chunk, documents)
         return z.to(dtype), memory

@@ -2,6 +2,7 @@
 
 from glassformer.attention.positions.alibi import Alibi, AlibiPositions, alibi_slopes
 from glassformer.attention.positions.dual_chunk import DualChunk, DualChunkPositions
+from glassformer.attention.positions.lrpe import Lrpe, LrpePositions
 from glassformer.attention.positions.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.positions.query_key_only import QueryKeyOnly, QueryKeyOnlyPositions, sinusoids
 from glassformer.attention.positions.relative import RelativeBias, RelativeBiasPositions
@@ -18,7 +19,7 @@ from glassformer.attention.positions.rotary import Rope, RopePositions
 
 __all__ = [
     "Alibi", "AlibiPositions", "DualChunk", "DualChunkPositions", "DynamicScaling", "LinearScaling",
-    "Llama3Scaling", "LongScaling", "NoPositions", "Positions", "PositionsConfig", "QueryKeyOnly",
-    "QueryKeyOnlyPositions", "RelativeBias", "RelativeBiasPositions", "Rope", "RopePositions", "RopeScaling",
-    "YarnScaling", "alibi_slopes", "sinusoids", "yarn_amplitude",
+    "Llama3Scaling", "LongScaling", "Lrpe", "LrpePositions", "NoPositions", "Positions", "PositionsConfig",
+    "QueryKeyOnly", "QueryKeyOnlyPositions", "RelativeBias", "RelativeBiasPositions", "Rope", "RopePositions",
+    "RopeScaling", "YarnScaling", "alibi_slopes", "sinusoids", "yarn_amplitude",
 ]  # fmt: skip

@@ -1,11 +1,12 @@
 """Positions inside attention: what tells a head how far apart two tokens are.
 
-Each kind fills any of four methods; the default of each leaves things as they are.
+Each kind fills any of five methods; the default of each leaves things as they are.
 
     inputs   added to what queries and keys read (query-key-only positions)
     rotate   applied to queries and keys (rotary positions), when keys are written or, `at_read`, whenever they are read
     scores   which queries and keys a score is of (dual chunks)
     bias     added to the scores (ALiBi, relative position bias)
+    doubled  applied to the features that a mechanism without scores makes of queries and keys (LRPE)
 
 Positions added to the residual stream are part of the model, not of attention: see `models.embedding`.
 """
@@ -30,6 +31,8 @@ class PositionsConfig(Config, family=True):
 
     # whether keys may come from another sequence
     crosses: ClassVar[bool] = True
+    # whether it turns what a mechanism makes of queries and keys, two numbers then standing for each
+    doubles: ClassVar[bool] = False
 
     def build(self, dims: Any) -> "Positions":
         return Positions(self)
@@ -121,9 +124,15 @@ class Positions(nn.Module):
         """Return what is added to the scores."""
         raise AssertionError("has_bias says whether this is defined")
 
+    def doubled(
+        self, q: Float[Tensor, "batch head pos d_head"], k: Float[Tensor, "batch head pos d_head"], context: Context
+    ) -> tuple[Float[Tensor, "batch head pos d_feature"], Float[Tensor, "batch head pos d_feature"]]:
+        """Return features of queries and keys, keys by query head, as they meet: each as two numbers."""
+        raise AssertionError("the config's `doubles` says whether this is defined")
+
     def within(self, context: Context) -> Context:
         """Return the context as the mechanism sees it: with what is done to keys that are read, and to scores."""
-        told = self.at_read or self.has_scores or self.has_bias or self.rotates
+        told = self.at_read or self.has_scores or self.has_bias or self.rotates or self.config.doubles
         return replace(context, encoding=self) if told else context
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int | Int[Tensor, " offset"]) -> Float[Tensor, "*n d_head"]:

@@ -1,0 +1,186 @@
+"""Ours against the naive references of fla-core, in float64: outputs, last states and gradients.
+
+Its package needs triton when it is imported, and the references need nothing: their files are read by path. They turn
+what they are given into float32; read here, the same text says float64.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer.attention import Attention, Lightning, Linear, Lrpe, MixerConfig, Performer, depth_slopes
+from glassformer.attention.kernels.chunked import chunked
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, randomise, stream
+
+N, WIDTH, EXACT = 128, 6, 1e-10
+
+
+def reference(name: str) -> Any:
+    """Return what a naive file of the package defines, in float64."""
+    package = importlib.util.find_spec("fla")
+    if package is None or package.origin is None:
+        pytest.skip("fla-core is not installed")
+    pytest.importorskip("einops")
+    path = Path(package.origin).parent / "ops" / name / "naive.py"
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"torch\.float(32)?\b", "torch.float64", text).replace(".float()", ".double()")
+    found: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec"), found)
+    return SimpleNamespace(**found)
+
+
+def by_position(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors with positions before heads, as some of the references have them."""
+    return [x.transpose(1, 2) for x in tensors]
+
+
+def compare(ours: Callable[[], tuple[Tensor, ...]], theirs: Callable[[], tuple[Tensor, ...]], *wanted: Tensor) -> None:
+    """Hold outputs, last states if there are any, and gradients to each other."""
+    found, expected = ours(), theirs()
+    weights = torch.sin(torch.arange(found[0].numel(), dtype=torch.float64)).view_as(found[0])
+    totals = [(z * weights).sum() + sum(last.sin().sum() for last in rest) for z, *rest in (found, expected)]
+    for one, other in zip(found, expected, strict=True):
+        assert other.dtype == torch.float64
+        close(one, other, EXACT)
+    grads = [torch.autograd.grad(total, wanted) for total in totals]
+    for one, other in zip(*grads, strict=True):
+        close(one, other, EXACT)
+
+
+def drawn() -> dict[str, Tensor]:
+    """Return queries, keys and values `batch head pos width`, and a state."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 3, N, WIDTH), "k": (2, 3, N, WIDTH), "v": (2, 3, N, 4), "state": (2, 3, WIDTH, 4)}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def layer(mixer: MixerConfig, **kwargs: Any) -> Layer:
+    """Return a layer of three heads."""
+    config = Attention(3, d_head=WIDTH, d_value=4, mixer=mixer, **kwargs)
+    return Layer(randomise(config.build(D_MODEL, N, 0, "").double().eval()))
+
+
+def mixed(attention: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return what a layer's mechanism makes of queries, keys and values, with its positions."""
+    x = stream(2, N)
+    context = attention.module.positions.within(attention.context(x))
+    return attention.mixer(q, k, v, x, context, None, None)[0]
+
+
+def test_sums_without_decay_are_the_loop_of_linear_attention() -> None:
+    fla, x = reference("linear_attn"), drawn()
+    q, k, v, state = (x[name] for name in ("q", "k", "v", "state"))
+
+    def theirs() -> tuple[Tensor, Tensor]:
+        z, last = fla.naive_recurrent_linear_attn(*by_position(q, k, v), initial_state=state, output_final_state=True)
+        return z.transpose(1, 2), last
+
+    alike = torch.ones(3, dtype=torch.float64)
+    compare(lambda: chunked(q * WIDTH**-0.5, k, v, alike, state), theirs, q, k, v, state)
+
+
+@pytest.mark.parametrize("form", ["naive_recurrent_simple_gla", "naive_chunk_simple_gla"])
+def test_a_fixed_decay_is_the_loop_and_the_chunks_with_one_gate_at_every_position(form: str) -> None:
+    function, x = getattr(reference("simple_gla"), form), drawn()
+    q, k, v, state = (x[name] for name in ("q", "k", "v", "state"))
+    decay = torch.tensor([0.9, 0.5, 0.99], dtype=torch.float64)
+
+    def theirs() -> tuple[Tensor, Tensor]:
+        gate = decay.log()[:, None].expand(2, -1, N)
+        z, last = function(*by_position(q, k, v, gate), initial_state=state, output_final_state=True)
+        return z.transpose(1, 2), last
+
+    compare(lambda: chunked(q * WIDTH**-0.5, k, v, decay, state), theirs, q, k, v, state)
+
+
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda u: torch.where(u > 0, u + 1, u.exp()),
+    "softplus": lambda u: (1 + u.exp()).log(),
+    "relu": lambda u: torch.where(u > 0, u, 0.0),
+    "exp": torch.exp,
+    "signed_elu": lambda u: torch.where(u > 0, u, u.exp() - 1),
+}
+# theirs adds 1e-10 to a normaliser; it divides out what all queries are multiplied by
+LOUD = 1e8
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("form", ["naive_recurrent_linear_attn", "naive_chunk_linear_attn"])
+def test_features_of_linear_attention_are_mixed_as_the_loop_and_the_chunks_do(feature_map: Any, form: str) -> None:
+    function, x = getattr(reference("linear_attn"), form), drawn()
+    q, k, v = (x[name] for name in ("q", "k", "v"))
+    phi = MAPS[feature_map]
+    for denominator in (True, False):
+        if (feature_map == "signed_elu" and denominator) or (feature_map == "exp" and not denominator):
+            continue
+
+        def theirs(divided: bool = denominator) -> tuple[Tensor]:
+            rows = by_position(phi(q), phi(k), v)
+            found = function(*rows, scale=LOUD if divided else 1.0, normalize=divided)
+            z = found[0] if isinstance(found, tuple) else found
+            return (z.transpose(1, 2),)
+
+        attention = layer(Linear(feature_map=feature_map, eps=0.0, denominator=denominator))
+
+        def ours(attention: Layer = attention) -> tuple[Tensor]:
+            return (mixed(attention, q, k, v),)
+
+        compare(ours, theirs, q, k, v)
+
+
+def test_random_features_are_mixed_as_the_loop_does() -> None:
+    fla, x, attention = reference("linear_attn"), drawn(), layer(Performer(9))
+    q, k, v = (x[name] for name in ("q", "k", "v"))
+    rows = attention.mixer.directions
+
+    def phi(u: Tensor) -> Tensor:
+        u = u * WIDTH**-0.25
+        return (u @ rows.T - u.square().sum(-1, keepdim=True) / 2).exp()
+
+    def theirs() -> tuple[Tensor]:
+        found = fla.naive_recurrent_linear_attn(*by_position(phi(q), phi(k), v), scale=LOUD, normalize=True)
+        return (found[0].transpose(1, 2),)
+
+    compare(lambda: (mixed(attention, q, k, v),), theirs, q, k, v)
+
+
+@pytest.mark.parametrize("positions", [{}, {"positions": Lrpe()}], ids=["plain", "lrpe"])
+def test_lightning_of_any_depth_is_the_loop_with_its_slopes_as_gates(positions: Any) -> None:
+    fla, x, slopes = reference("simple_gla"), drawn(), depth_slopes(3, 1, 4)
+    q, k, v = (x[name] for name in ("q", "k", "v"))
+    attention = layer(Lightning(slopes=slopes), **positions)
+    learned = list(attention.module.positions.parameters())
+
+    def turned(u: Tensor) -> Tensor:
+        u = u * u.sigmoid()
+        if not learned:
+            return u
+        angle = learned[0][:, None] * torch.arange(N, dtype=torch.float64)[:, None]
+        return torch.cat((u * angle.cos(), u * angle.sin()), -1)
+
+    def theirs() -> tuple[Tensor]:
+        gate = -torch.tensor(slopes, dtype=torch.float64)[:, None].expand(2, -1, N)
+        z, _ = fla.naive_recurrent_simple_gla(*by_position(turned(q), turned(k), v, gate), scale=1.0)
+        return (z.transpose(1, 2),)
+
+    compare(lambda: (mixed(attention, q, k, v),), theirs, q, k, v, *learned)
+
+
+def test_lightning_with_the_decays_of_retention_is_retention() -> None:
+    fla, x = reference("retention"), drawn()
+    q, k, v = (x[name] for name in ("q", "k", "v"))
+    decays = 1 - 2.0 ** (-5 - torch.arange(3, dtype=torch.float64))
+    attention = layer(Lightning(slopes=tuple((-decays.log()).tolist()), activation="none"))
+    # theirs divides queries by sqrt(d_head), which the norm behind it undoes
+    compare(lambda: (mixed(attention, q, k, v) * WIDTH**-0.5,), lambda: (fla.naive_retention(q, k, v),), q, k, v)
