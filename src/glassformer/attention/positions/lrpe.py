@@ -23,7 +23,8 @@ class Lrpe(PositionsConfig, kind="lrpe"):
     """Learned rotation of features: feature i of a query or key turns by position * frequency_i.
 
     Frequencies, of each head, begin as 10000^(-2i/(n_heads d_head)), i numbering the features of all heads. The state
-    of a mechanism is twice as large.
+    of a mechanism is twice as large. A number type of few bits rounds frequencies too: angles are off by more, the
+    farther a key lies.
 
     Source: Qin et al. 2023, "Linearized Relative Positional Encoding" (2307.09270), in the form of the released code of
     TransNormerLLM (2307.14995), whose first layer has it.
