@@ -2,7 +2,8 @@
 
 A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, measured
 figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, groups of them from
-`mechanism_groups.json`, and claims from the reports in `src/glassformer/studies/found`.
+`mechanism_groups.json`, claims from the reports in `src/glassformer/studies/found`, calls of the server from its
+schema.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from typing import Any
 
 from glassformer.attention import MixerConfig
 from glassformer.bench.paired import aim_met, aim_said, interval_said, rounds_said
+from glassformer.serve import Limits
+from glassformer.serve.schema import schema
 from glassformer.study import find, names as names_of_studies, shipped
 from glassformer.study.replay import read_replays
 from glassformer.study.report import chance_in_words, found_in_words, remarks, size_of, tallied
@@ -101,6 +104,7 @@ def tables() -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms(), "assumptions": assumptions()},
         ROOT / "docs" / "claims.md": {"claims": claims()},
+        ROOT / "docs" / "server-api.md": server_api(),
         **{page: studies(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
         ROOT / "docs" / "real-models.md": {model: real(model) for model in ("smollm2", "gemma3", "minilm")},
@@ -443,6 +447,70 @@ def real(model: str) -> str:
         if name.startswith(f"{model} ")
     ]
     return _table([("asked", "must come out", "came out", "CPU s", "GiB"), *rows])
+
+
+def server_api() -> dict[str, str]:
+    """Return every call of the server, and the fields of what it takes and answers, from its schema."""
+    whole, limits = schema(), inspect.getdoc(Limits) or ""
+    rows: list[tuple[str, ...]] = [("call", "takes", "answers", "does")]
+    taken, answered = dict[str, None](), dict[str, None]()
+    for call, told in whole["calls"].items():
+        given, made = (
+            [told[key]["$ref"].split("/")[-1] for key in keys if key in told]
+            for keys in (("body", "query"), ("answer",))
+        )
+        taken |= dict.fromkeys(given)
+        answered |= dict.fromkeys(made)
+        linked = ["".join(f"[{name}](#{name.lower()})" for name in names) for names in (given, made)]
+        rows.append((f"`{call}`", *linked, str(told["about"])))
+    most = re.findall(r"^    (\w+): (.+)\.$", limits, re.MULTILINE)
+    sent = _definitions(whole["$defs"], taken, is_sent=True)
+    answer = _definitions(whole["$defs"], answered | {"Fault": None}, is_sent=False)
+    return {
+        "calls": _table(rows),
+        "taken": "\n\n".join(sent.values()),
+        "answered": "\n\n".join(part for name, part in answer.items() if name not in sent),
+        "limits": _table([("at most", "of what"), *((f"{getattr(Limits(), name):,}", what) for name, what in most)]),
+    }
+
+
+def _definitions(known: dict[str, Any], names: dict[str, None], *, is_sent: bool) -> dict[str, str]:
+    """Return the fields of definitions, and behind them those of the definitions that they are made of."""
+    parts, waiting, every_view = dict[str, str](), list(names), known["View"]["properties"]
+    for name in waiting:
+        one = known[name]
+        waiting += [n for n in re.findall(r"#/\$defs/(\w+)", json.dumps(one)) if n not in waiting]
+        is_view = name != "View" and every_view.keys() <= one["properties"].keys()
+        own = {field: told for field, told in one["properties"].items() if not (is_view and field in every_view)}
+        fields = ["- what every [View](#view) has"] * is_view + [
+            _field(field, told, is_sent and field in one["required"]) for field, told in own.items()
+        ]
+        parts[name] = "\n\n".join((f"### {name}", str(one["description"]), "\n".join(fields)))
+    return parts
+
+
+def _field(name: str, told: dict[str, Any], is_needed: bool) -> str:
+    default = told.get("default")
+    by_default = "" if default is None or default in ("", []) else f", `{json.dumps(default)}` by default"
+    meaning = f": {told['description']}" if "description" in told else ""
+    return f"- `{name}`, {_kind(told)}{', needed' if is_needed else ''}{by_default}{meaning}"
+
+
+def _kind(told: dict[str, Any]) -> str:
+    """Return what a field may be, in words."""
+    if "$ref" in told:
+        name = told["$ref"].split("/")[-1]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in told:
+        return " or ".join(f"`{value}`" for value in told["enum"])
+    if "anyOf" in told:
+        return " or ".join(_kind(one) for one in told["anyOf"])
+    if "prefixItems" in told:
+        return f"list of {len(told['prefixItems'])} x {_kind(told['prefixItems'][0])}"
+    if told.get("type") == "array":
+        return f"list of {_kind(told['items'])}"
+    low = f" from {told['minimum']}" if "minimum" in told else ""
+    return f"{told.get('type', 'anything')}{low}"
 
 
 def mechanisms() -> str:

@@ -387,6 +387,29 @@ def test_the_address_holds_what_is_seen(explore: Any) -> None:
     assert page.locator("textarea").first.input_value() == TEXT
 
 
+@pytest.mark.full
+@browser_test
+def test_each_map_of_a_head_of_several_has_its_name_and_its_numbers(explore: Any, serving: Listening) -> None:
+    model, page = serving.model("differential"), explore("differential", IDS)
+    run = gf.run(model, [3, 1, 4, 1, 5, 3, 1], read=["L1H0.query", "L1H0.key", "L1H0.scores"])
+    query, key = (run[f"L1H0.{name}"].select(batch=0).values for name in ("query", "key"))
+    maps = {"q · k": query @ key.mT, "scores, masked": run["L1H0.scores"].select(batch=0).values}
+    go_to(page, "L1H0", "5")
+    settled(page)
+    rows = page.locator(".exact tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.innerText))")
+    told = {name: value for name, value, *_ in rows}
+    for stage, values in maps.items():
+        assert len(values) == 2
+        for i, of_map in enumerate(values):
+            found = float(told[f"{stage}, map {i}"].replace("−", "-"))
+            assert found == pytest.approx(float(of_map[5, 0]), rel=1e-5)
+    page.keyboard.press("2")
+    page.get_by_role("button", name="scores, masked", exact=True).click()
+    choices = page.get_by_role("group", name="map of the head").locator("button")
+    choices.first.wait_for()
+    assert choices.all_inner_texts() == ["map 0", "map 1"]
+
+
 @browser_test
 @pytest.mark.full
 def test_a_map_of_a_long_text_fills_in_layer_by_layer(explore: Any) -> None:

@@ -117,6 +117,16 @@ def test_what_a_model_has_not_is_refused_in_the_librarys_words(explorer: Opener)
 
 
 @pytest.mark.full
+def test_the_page_of_a_run_is_saved_from_what_is_said_of_it(explorer: Opener) -> None:
+    shown = explorer(model="attn-only-2l")
+    with shown.expect_download() as saved:
+        shown.get_by_role("link", name="Save as a page").click()
+    assert re.fullmatch(r"attn-only-2l-[0-9a-f]{8}\.html", saved.value.suggested_filename)
+    page = saved.value.path().read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "L1H6" in page
+
+
+@pytest.mark.full
 def test_a_difference_on_the_map_is_that_of_one_logit(explorer: Opener, listening: Listening) -> None:
     shown, model = explorer(model="attn-only-2l"), listening.model("attn-only-2l")
     shown.locator("[data-label=L1H6]").click()

@@ -14,6 +14,7 @@ from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
 from glassformer.zoo.assignments import N_ASSIGNMENTS, pairs_beside, words_beside
 from glassformer.zoo.build import even_attention, repeated_spans
+from glassformer.zoo.examples import example_of
 from glassformer.zoo.held_out import HeldOut
 from glassformer.zoo.shares import share_interval
 from one_pass import in_one_pass
@@ -131,6 +132,14 @@ def test_a_card_says_how_long_a_text_may_be_and_what_was_trained_on(name, capsys
     assert (found.max_len, found.trained_length) == (model.config.max_len, model.trained_length)
     assert main(["models", name]) == 0
     assert f"context: {found.max_len} tokens, trained on {found.trained_length}" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "answer"), [("attn-only-2l", "B"), ("gpt-4l", " y"), ("prose-4l", " green")])
+def test_a_model_knows_how_the_text_it_begins_with_goes_on(name, answer):
+    model = glassformer.load(name)
+    made = generate(model, example_of(name), GREEDY, max_new_tokens=1)
+    assert made.texts == (answer,)
 
 
 def test_a_bare_animal_acts_in_what_the_translator_says():

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -123,6 +124,56 @@ def test_the_schema_in_the_repository_is_that_of_the_code() -> None:
     assert (ROOT / "web" / "schema.json").read_text(encoding="utf-8") == schema_text(), (
         "python -m glassformer.serve web/schema.json"
     )
+
+
+def test_the_schema_names_every_call_that_the_server_answers(served: Served) -> None:
+    """Every route is one, those of questions once for each."""
+    named = {re.sub(rf"(?<=}}/)({'|'.join(QUESTIONS)})\b", "{question}", call) for call in schema()["calls"]}
+    routes = served.app.app.routes  # type: ignore[union-attr]
+    asked = [(method, route.path) for route in routes for method in route.methods - {"HEAD"} if "/api/" in route.path]
+    assert named == {f"{method} {path.removeprefix('/api/v1/')}" for method, path in asked}
+
+
+def test_what_is_refused_has_the_status_and_the_code_that_the_page_says(served: Served) -> None:
+    page = (ROOT / "docs" / "server-api.md").read_text(encoding="utf-8").partition("## Faults\n")[2]
+    told = re.findall(r"^\| ([\d, ]+) \| .*?`(\w+)`(?= \||.*`(\w+)` \|)", page, re.MULTILINE)
+    said = {(int(status), more or code) for one, code, more in told for status in one.split(", ")}
+    run = served.run("attn-only-2l", "import os")["id"]
+    long = {"model": "attn-only-2l", "text": "a " * served.store.limits.text}
+    found = {
+        (answer.status_code, answer.json()["fault"]["code"])
+        for answer in (
+            served.get(f"runs/{run}/pattern/L9H9"), asked(served), asked(served, host="evil.example"),
+            served.get("runs/none"), served.get("nowhere"), served.post("models"), served.post("runs", json=long),
+            served.get(f"runs/{run}/neurons"),
+        )
+    }  # fmt: skip
+    assert found <= said
+    assert {status for status, _ in found} == {400, 401, 403, 404, 405, 413, 422}
+    rare = {(409, "Superseded"), (501, "MissingExtra"), (503, "Busy"), (507, "OutOfMemory"), (500, "Unexpected")}
+    assert said - found == rare
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_page_of_the_api_shows_what_curl_is_answered(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "server-api.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    typed = "\n".join(line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ "))
+    listening = Listening({"attn-only-2l": lambda: gf.load("attn-only-2l")})
+    try:
+        said = {"TOKEN": TOKEN, "API": f"{listening.root}/api/v1"}
+        done = subprocess.run(
+            ["bash", "-euc", typed], cwd=tmp_path, env=os.environ | said, capture_output=True, text=True, check=True
+        )
+    finally:
+        listening.stop()
+    number = re.compile(r"(?<=,)[-.e\d]+$")
+    shown = [line for line in block.splitlines() if not line.startswith("$ ")]
+    printed = done.stdout.splitlines()
+    assert [number.sub("", line) for line in printed] == [number.sub("", line) for line in shown]
+    for line, other in zip(printed, shown):
+        if number.search(line):
+            assert float(number.findall(line)[0]) == pytest.approx(float(number.findall(other)[0]), rel=2e-3)
 
 
 def test_cards_and_faults_are_as_the_schema_says(served: Served) -> None:

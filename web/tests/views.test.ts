@@ -8,7 +8,10 @@ import { shares } from "../src/explorer/position/attribution";
 import { barcodes } from "../src/explorer/position/rows";
 import { changeOf, Sweep, type Begun, type Cell } from "../src/explorer/sweep/sweep.svelte";
 import type { Answer, Transport } from "../src/explorer/transport";
+import type { Cells } from "../src/pattern";
+import { placeIn } from "../src/pictures/largePattern";
 import { Tensor } from "../src/tensor";
+import { textOf } from "../src/tokens";
 
 beforeAll(() => {
   vi.stubGlobal("requestAnimationFrame", (draw: () => void) => setTimeout(draw, 0));
@@ -164,4 +167,39 @@ test("a text goes on a token for each asking, or all at once until it is stopped
   expect([writing.steps.map(({ token }) => token.id), writing.isOver]).toEqual([[0, 1, 2, 3, 4], true]);
   writing.leave();
   expect([writing.steps.length, writing.isOver, sent.signal!.aborted]).toEqual([0, false, true]);
+});
+
+test("names beside a picture have the room of the longest that is drawn, and cells never need more than there is", () => {
+  const context = { font: "", measureText: (words: string) => ({ width: 8 * [...words].length }) };
+  vi.stubGlobal("document", { createElement: () => ({ getContext: () => context }), documentElement: {} });
+  vi.stubGlobal("getComputedStyle", () => ({ getPropertyValue: () => "" }));
+  const room = 700;
+  for (const [query, key] of [
+    [1, 1],
+    [3, 9],
+    [12, 2],
+  ]) {
+    for (const [rows, columns] of [
+      [4, 4],
+      [20, 30],
+      [55, 20],
+      [300, 300],
+    ]) {
+      const ofLength = (length: number, count: number) =>
+        textOf(Array.from({ length: count }, () => "x".repeat(length)));
+      const texts = { query: ofLength(query, rows), key: ofLength(key, columns) };
+      const place = placeIn(room, { rows, columns, first: [0, 0] } as unknown as Cells, texts, 0);
+      expect(place.left + columns * place.width).toBeLessThanOrEqual(room);
+      expect(place.top + rows * place.height).toBeLessThanOrEqual(room);
+      expect(place.isLabelled).toBe(rows < 300);
+      if (!place.isLabelled) continue;
+      for (const [given, length] of [
+        [place.left, query],
+        [place.top, key],
+      ]) {
+        expect(given).toBeGreaterThan(8 * Math.min(11, length));
+        expect(given).toBeLessThan(8 * Math.min(11, length) + 16);
+      }
+    }
+  }
 });

@@ -403,7 +403,7 @@ class Attribution(Aim):
 
 @dataclass(frozen=True)
 class OfLayers(Aim):
-    """The same, of some layers.
+    """A logit that is asked about, of some layers.
 
     Args:
         layers: Which; all by default.

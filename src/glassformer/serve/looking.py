@@ -22,7 +22,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
 from glassformer.serve.runs import ServedRun
-from glassformer.trace import Site
+from glassformer.trace import Site, sites_of_heads
 
 Places = slice | list[int]
 Stage = Literal["products", "scores", "weights", "value_weighted"]
@@ -53,10 +53,10 @@ class Looking:
     def __post_init__(self) -> None:
         _ = self.site
 
-    @property
+    @cached_property
     def site(self) -> Site:
         """The site of its mixed values."""
-        return self.run.model.sites().locate(f"{self.of}.z")[0].site
+        return sites_of_heads(self.run.model.sites(), self.of)["z"]
 
     @property
     def part(self) -> AttentionLayer:

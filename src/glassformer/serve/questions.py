@@ -27,6 +27,7 @@ from glassformer.serve import api
 from glassformer.serve.frames import encoded, frame, reduced
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
+from glassformer.trace import sites_of_heads
 from glassformer.words import Sentence, sentence
 
 Of = Literal["run", "head", "row", "model", "head of a model"]
@@ -364,7 +365,7 @@ def partners(served: ServedModel, head: str, view: api.CompositionView) -> Answe
             arrays[name] = scores.select(**{axis: head})
     if not arrays:
         # raises of what is no head; of one that is left out, why
-        served.model.sites().locate(f"{head}.z")
+        sites_of_heads(served.model.sites(), head)
         raise AnalysisUnavailable(f"{head} has no composition scores: {whole.facts.get('left_out')}.")
     body = [
         f"    {name!r}: whole.scores.select({'later' if name == 'reads' else 'earlier'}={head!r})," for name in arrays

@@ -15,7 +15,7 @@ from glassformer.arguments import LARGEST, Within
 from glassformer.config import Config
 from glassformer.files import json_text
 from glassformer.serve.api import ANSWERS, REQUESTS, VERSION, ExportView
-from glassformer.serve.questions import QUESTIONS
+from glassformer.serve.questions import QUESTIONS, Of
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _ARRAYS: dict[str, Any] = {
@@ -43,9 +43,29 @@ _ARRAYS: dict[str, Any] = {
     },
 }
 
+# what is asked in words of the address, or said in a body, is one of the definitions; so is what is answered
+_CALLS: dict[str, dict[str, str]] = {
+    "GET models": {"answer": "ModelCard", "about": "The models that may be asked about, in a list"},
+    "POST models/load": {"body": "LoadSpec", "answer": "ModelCard", "about": "Load a model, if it is not"},
+    "POST tokenize": {"body": "TokenizeSpec", "answer": "TokenCard", "about": "Cut a text into tokens, a list of them"},
+    "POST runs": {"body": "RunSpec", "answer": "RunCard", "about": "Make a run, or find the one that there is"},
+    "GET runs/{run}": {"answer": "RunCard", "about": "A run that is kept"},
+    "GET runs/{run}/export": {"query": "ExportView", "about": "A file of a run"},
+    "POST sweeps": {"body": "SweepSpec", "about": "Many changes, one at a time: a line of JSON for each"},
+    "POST generate": {"body": "GenerateSpec", "about": "Go on with a text: a line of JSON for each token"},
+    "GET schema.json": {"about": "All of this as JSON Schema"},
+}
+_ADDRESSES: dict[Of, str] = {
+    "run": "runs/{run}/NAME",
+    "head": "runs/{run}/NAME/{head}",
+    "row": "runs/{run}/NAME/{head}/{index}",
+    "model": "models/{model}/NAME",
+    "head of a model": "models/{model}/NAME/{head}",
+}
+
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the API: a definition for each request and answer, and the questions by address."""
+    """Return the JSON Schema of the API: a definition for each request and answer, the calls, and the questions."""
     found: dict[str, Any] = {}
     views = {question.view.__name__: question.view for question in QUESTIONS.values()}
     for kind in (*REQUESTS.values(), *ANSWERS.values(), *views.values(), ExportView):
@@ -58,7 +78,22 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"glassformer serve, API {VERSION}",
         "$defs": found | _ARRAYS,
+        "calls": _calls(),
         "questions": asked,
+    }
+
+
+def _calls() -> dict[str, Any]:
+    """Return every method and address, behind `/api/v1/`, with what it takes and answers."""
+    asked = {
+        f"GET {_ADDRESSES[question.of].replace('NAME', name)}": {
+            "query": question.view.__name__, "answer": "Answer", "about": question.about,
+        }
+        for name, question in QUESTIONS.items()
+    }  # fmt: skip
+    return {
+        call: {key: words if key == "about" else {"$ref": f"#/$defs/{words}"} for key, words in told.items()}
+        for call, told in (_CALLS | asked).items()
     }
 
 

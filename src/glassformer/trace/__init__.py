@@ -2,7 +2,7 @@
 
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign, is_named, parts_of
-from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label
+from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label, sites_of_heads
 from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
 from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
@@ -45,5 +45,6 @@ __all__ = [
     "role_of",
     "settled",
     "site",
+    "sites_of_heads",
     "wants",
 ]

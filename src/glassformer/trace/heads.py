@@ -10,7 +10,7 @@ L1H6.*             every quantity that is kept by head
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,11 +130,17 @@ class HeadAddress:
         of = key_head_label(self.stack, self.part, self.layer, range(group * shared, (group + 1) * shared))
         return Located(name, site, At(**{"kv_head": group, **at.where}), of)
 
+    def sites(self, table: Mapping[str, Site]) -> dict[str, Site]:
+        """The sites of its sub-layer that have an axis of heads, by quantity; raises `UnknownSite` of no head."""
+        own = self._by_head(table)
+        if self.label not in head_labels(table):
+            raise self._unknown(table, own)
+        return own
+
     def _by_head(self, table: Mapping[str, Site]) -> dict[str, Site]:
-        """Return the sites of the sub-layer that have an axis of heads, by quantity."""
         stack = self.stack or ("decoder" if any(site.stack == "decoder" for site in table.values()) else "")
         inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (stack, self.layer, self.part)]
-        return {site.quantity: site for site in inside if any(axis in site.axes for axis in _AXES)}
+        return _with_heads(inside)
 
     def _unknown(self, table: Mapping[str, Site], own: Mapping[str, Site]) -> UnknownSite:
         asked = f"{self.label}.{self.quantity}" if self.quantity else self.label
@@ -152,10 +158,7 @@ class HeadAddress:
                 "    A module we did not write has them where a spec names them: gf.foreign(module, gf.Spec(…))."
             )
         quantity = f".{self.quantity}" if self.quantity else ""
-        return UnknownSite(
-            f'no head "{self.label}" in this model. Nearest: "{self._nearest(there)}{quantity}".\n'
-            f"    Its heads: {_ranges(there)}."
-        )
+        return _no_head(self.label, f' Nearest: "{self._nearest(there)}{quantity}".', there)
 
     def _nearest(self, there: list[str]) -> str:
         """Return the label that differs least: in the kind of head, then in the layer, then in the head."""
@@ -169,6 +172,26 @@ class HeadAddress:
         return min(there, key=distance)
 
 
+def sites_of_heads(table: Mapping[str, Site], of: str) -> dict[str, Site]:
+    """The sites that have an axis of heads, by quantity, of the sub-layer that a head is in.
+
+    Args:
+        table: Sites by name.
+        of: Label of a head, without a quantity, or path of the sub-layer (`blocks.1.attn`) for all its heads.
+
+    Raises:
+        UnknownSite: There is no such head; the message names the nearest.
+    """
+    head = HeadAddress.parse(of)
+    if head is not None and not head.quantity:
+        return head.sites(table)
+    found = _with_heads(site for site in table.values() if site.path == of and site.role in _ROLES)
+    if not found:
+        there = head_labels(table)
+        raise _no_head(of, nearest(of, there), there)
+    return found
+
+
 def head_labels(table: Mapping[str, Site]) -> list[str]:
     """The labels of all heads that a site table has values of, in the order of the forward pass."""
     found: dict[str, None] = {}
@@ -177,6 +200,14 @@ def head_labels(table: Mapping[str, Site]) -> list[str]:
             where = site.stack, site.part, site.layer
             found |= {head_label(*where, head): None for head in range(site.sizes["head"])}
     return list(found)
+
+
+def _with_heads(sites: Iterable[Site]) -> dict[str, Site]:
+    return {site.quantity: site for site in sites if any(axis in site.axes for axis in _AXES)}
+
+
+def _no_head(asked: str, close: str, there: list[str]) -> UnknownSite:
+    return UnknownSite(f'no head "{asked}" in this model.{close}\n    Its heads: {_ranges(there) or "none"}.')
 
 
 def _ranges(labels: list[str]) -> str:

@@ -3,7 +3,7 @@
 _OF_MODELS = {
     "attn-only-1l": "import os\nimport sys\nimport",
     "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
-    "prose-4l": "Then Peter and Julia left the garden, and Peter sent the coat to",
+    "prose-4l": "The lamp is green and the coat is red. The colour of the lamp is",
     "zh-en": "我吃了一个苹果",
 }
 _OF_CODE = """class Point:

@@ -1,5 +1,6 @@
 """Heads as addresses: the label that results print, with a quantity, is a site and a part of it, everywhere."""
 
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,19 @@ from glassformer.analysis.sweep import Donor, Metric, grid, logit, one_by_one, s
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
-from glassformer.trace import Add, At, HeadAddress, Read, Scale, Set, Take, Tape, head_label, head_labels
+from glassformer.trace import (
+    Add,
+    At,
+    HeadAddress,
+    Read,
+    Scale,
+    Set,
+    Take,
+    Tape,
+    head_label,
+    head_labels,
+    sites_of_heads,
+)
 from one_pass import in_one_pass
 
 NAMES = ["gpt2", "llama", "differential", "lightning_hybrid", "translator_pre"]
@@ -177,6 +190,22 @@ def test_a_head_or_a_quantity_that_does_not_exist_is_named_with_the_nearest(aske
         run(found.model, found.inputs[0], read=[asked])
     with pytest.raises(UnknownSite, match=told):
         run(found.model, found.inputs[0], edit=[Scale(asked, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("L1H9", 'Nearest: "L1H3".'),
+        ("L1X0", 'Nearest: "L1H0".'),
+        ("L1H2.z", 'no head "L1H2.z" in this model. Nearest: "L1H2".'),
+        ("blocks.1.mlp", 'no head "blocks.1.mlp" in this model.\n    Its heads: L0H0'),
+    ],
+)
+def test_who_asks_for_a_head_is_told_the_nearest_head(asked: str, told: str) -> None:
+    table = subject("gpt2").model.sites()
+    with pytest.raises(UnknownSite, match=re.escape(told)):
+        sites_of_heads(table, asked)
+    assert sites_of_heads(table, "L1H2") == sites_of_heads(table, "blocks.1.attn") != sites_of_heads(table, "L0H2")
 
 
 def test_a_second_head_beside_the_label_is_refused() -> None:

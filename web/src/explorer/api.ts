@@ -352,7 +352,7 @@ export interface Attribution {
   norm?: "frozen" | "live";
 }
 
-/** The same, of some layers. */
+/** A logit that is asked about, of some layers. */
 export interface OfLayers {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
   form?: "json" | "frame";

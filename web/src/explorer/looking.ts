@@ -2,6 +2,7 @@
 
 import { getContext, setContext } from "svelte";
 
+import type { Tensor } from "../tensor";
 import type { Change, LayerCard, MixerCard, ModelCard, RunCard, TokenCard, Views } from "./api";
 import type { Question, Transport } from "./transport";
 
@@ -132,3 +133,9 @@ export const ofWeights = <Name extends keyof Views>(
   of: { model: looking.model.id },
   ...where,
 });
+
+/** What an array has along its last axes: once, or once for each map of a head that has several. */
+export const mapsOf = (tensor: Tensor, axes: number): readonly Tensor[] =>
+  tensor.axes.length <= axes
+    ? [tensor]
+    : Array.from({ length: tensor.shape[0] }, (_, i) => mapsOf(tensor.pick(tensor.axes[0], i), axes)).flat();

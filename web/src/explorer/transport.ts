@@ -62,8 +62,8 @@ export interface Transport {
   /** Answers that come piece by piece; whoever stops reading ends them. */
   steps<Step>(kind: "sweeps", spec: SweepSpec, signal?: AbortSignal): AsyncGenerator<Step>;
   steps<Step>(kind: "generate", spec: GenerateSpec, signal?: AbortSignal): AsyncGenerator<Step>;
-  /** Where a file of sites of a run lies. */
-  file(run: string, sites: readonly string[], form: "npz" | "safetensors" | "csv"): string;
+  /** Where a file of sites of a run lies, or the page of a whole run, which is of no sites. */
+  file(run: string, sites: readonly string[], form: "npz" | "safetensors" | "csv" | "html"): string;
 }
 
 const ROOT = "/api/v1";

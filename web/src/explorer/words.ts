@@ -15,6 +15,10 @@ export const stageName = (stage: Stage): string =>
     value_weighted: spoken("weights × |v|"),
   })[stage];
 
+/** A stage of one map, of so many that a head has. */
+export const stageOfMap = (stage: Stage, map: number, maps: number): string =>
+  maps > 1 ? `${stageName(stage)}${spoken(", ")}${spoken("map {n}", { n: map })}` : stageName(stage);
+
 export const showName = (show: Show): string => ({ a: "A", b: "B", difference: "B − A" })[show];
 
 /** What kind of refusal a fault is; of one that is not named here, as Python calls it. */

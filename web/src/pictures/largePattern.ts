@@ -5,8 +5,10 @@ import type { Cells } from "../pattern";
 import { paint } from "../theme.svelte";
 import { shortened, type Text } from "../tokens";
 
-const LABEL_ROOM = 96; // CSS pixels beside and above the picture for the names of tokens
-const NUMBER_ROOM = 34; // and for their numbers
+const LABEL = 13; // CSS pixels of a token's name, at most
+const LEAST_LABEL = 11; // of the smallest cell that has a name beside it
+const GAP = 6; // CSS pixels between names and cells
+const NUMBER_ROOM = [34, 20]; // CSS pixels beside and above the picture where tokens have numbers in place of names
 const END = 14; // CSS pixels behind the picture, which the last number reaches into
 const TRAINED_LINE = 1.5; // CSS pixels
 const HATCH = 7; // CSS pixels between the lines over masked cells
@@ -16,14 +18,33 @@ export interface Place extends Lattice {
   isLabelled: boolean;
 }
 
+export interface Texts {
+  query: Text;
+  key: Text;
+}
+
 /** Where cells stand, if the picture has so much room; a cell is no smaller than `least` CSS pixels. */
-export function placeIn(room: number, { rows, columns }: Cells, least = 1): Place {
-  const longest = Math.max(rows, columns);
-  const isLabelled = (room - LABEL_ROOM) / longest >= 11;
-  const fit = Math.max(least, Math.min(40, (room - END - (isLabelled ? LABEL_ROOM : NUMBER_ROOM)) / longest));
-  const cell = fit >= 8 ? Math.floor(fit) : fit;
-  const [left, top] = isLabelled ? [LABEL_ROOM, LABEL_ROOM] : [NUMBER_ROOM, 20];
+export function placeIn(room: number, cells: Cells, texts: Texts, least = 1): Place {
+  const { rows, columns } = cells;
+  const fit = ([left, top]: readonly number[], end = 0) =>
+    Math.min((room - left - end) / columns, (room - top - end) / rows);
+  const named = fit([0, 0]) >= LEAST_LABEL ? roomOfNames(cells, texts) : null;
+  const isLabelled = named !== null && fit(named) >= LEAST_LABEL;
+  const [left, top] = isLabelled ? named : NUMBER_ROOM;
+  const size = Math.max(least, Math.min(40, fit([left, top], END)));
+  const cell = size >= 8 ? Math.floor(size) : size;
   return { left, top, width: cell, height: cell, isLabelled };
+}
+
+const nameOf = (token: string): string => shortened(token, 11);
+
+// as wide as the longest name that is drawn, beside the picture and above it
+function roomOfNames({ rows, columns, first }: Cells, { query, key }: Texts): [left: number, top: number] {
+  const context = document.createElement("canvas").getContext("2d")!;
+  context.font = `${LABEL}px ${paint("--mono")}`;
+  const widest = ({ tokens }: Text, from: number, count: number) =>
+    Math.max(0, ...tokens.slice(from, from + count).map((token) => context.measureText(nameOf(token)).width));
+  return [Math.ceil(widest(query, first[0], rows)) + 2 * GAP, Math.ceil(widest(key, first[1], columns)) + 2 * GAP];
 }
 
 /** The cells of a pattern as an image, in the colours of now: a cursor that moves does not change it. */
@@ -46,7 +67,7 @@ export function drawLarge(
   pattern: Cells,
   { pixels, size }: Image,
   place: Place,
-  texts: { query: Text; key: Text },
+  texts: Texts,
   cursor: Cell,
   trained: number | null,
 ): void {
@@ -94,13 +115,13 @@ function drawLabels(
   context: CanvasRenderingContext2D,
   { left, top, width: cell, isLabelled }: Place,
   pattern: Cells,
-  texts: { query: Text; key: Text },
+  texts: Texts,
   [atQuery, atKey]: Cell,
 ) {
-  context.font = `${isLabelled ? Math.min(13, cell) : 10}px ${paint("--mono")}`;
+  context.font = `${isLabelled ? Math.min(LABEL, cell) : 10}px ${paint("--mono")}`;
   context.textBaseline = "middle";
   const every = isLabelled ? 1 : 2 ** Math.ceil(Math.log2(28 / cell));
-  const name = ({ tokens }: Text, i: number) => (isLabelled ? shortened(tokens[i], 11) : String(i));
+  const name = ({ tokens }: Text, i: number) => (isLabelled ? nameOf(tokens[i]) : String(i));
   const [firstQuery, firstKey] = pattern.first;
   const tint = (isChosen: boolean) => {
     context.fillStyle = paint(isChosen ? "--pick" : "--soft");
@@ -108,12 +129,12 @@ function drawLabels(
   context.textAlign = "right";
   for (let q = 0; q < pattern.rows; q += every) {
     tint(q === atQuery);
-    context.fillText(name(texts.query, firstQuery + q), left - 6, top + (q + 0.5) * cell);
+    context.fillText(name(texts.query, firstQuery + q), left - GAP, top + (q + 0.5) * cell);
   }
   for (let k = 0; k < pattern.columns; k += every) {
     tint(k === atKey);
     context.save();
-    context.translate(left + (k + 0.5) * cell, top - 6);
+    context.translate(left + (k + 0.5) * cell, top - GAP);
     if (isLabelled) context.rotate(-Math.PI / 2);
     context.textAlign = isLabelled ? "left" : "center";
     context.fillText(name(texts.key, firstKey + k), 0, isLabelled ? 0 : -4);

@@ -8,21 +8,22 @@ import { readable, visible } from "../tokens";
 import { capitalised, cut, inCode, spoken, type Piece } from "../words";
 import { FACTS, factName, kindName, READERS, SUMS } from "./words";
 
+/** What costs have beside those of fused attention, and how they grow with length. */
+export const RATIOS = [
+  "ratio",
+  "ratio_low",
+  "ratio_high",
+  "ratio_least",
+  "ratio_largest",
+  "same_low",
+  "same_high",
+  "memory_ratio",
+] as const;
+export const GROWTH = ["growth", "growth_low", "growth_high"] as const;
+
 // tensors that a picture of its own shows already, or that are ids
 const SHOWN: Readonly<Record<string, readonly string[]>> = {
-  AttentionCosts: [
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-    "ratio_least",
-    "ratio_largest",
-    "same_low",
-    "same_high",
-    "memory_ratio",
-    "growth",
-    "growth_low",
-    "growth_high",
-  ],
+  AttentionCosts: [...RATIOS, ...GROWTH],
   LensGrid: ["top", "top_probability", "answers"],
   DirectLogitAttribution: ["answer", "against", "position"],
   Acdc: ["in_circuit"],
