@@ -144,10 +144,10 @@ def _chunks(
     same = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device).expand_as(among_keys)
     inverse = torch.linalg.solve_triangular(among_keys, same, upper=False, unitriangular=True) * beta[..., None, :]
     seen = decay.within(q @ k.mT)
-    known = k if decay.from_start is None else decay.from_start * k
-    q = q if decay.from_start is None else decay.from_start * q
+    # what is row by row has fewer columns than keys have
+    known = (inverse if decay.from_start is None else inverse * decay.from_start.mT) @ k
     k = k if decay.to_end is None else decay.to_end * k
-    u, w, k, memory = (x.flatten(0, 1) for x in (inverse @ v, inverse @ known, k, memory))
+    u, w, k, memory = (x.flatten(0, 1) for x in (inverse @ v, known, k, memory))
     over = None if decay.over is None else decay.over.expand(*q.shape[:3], 1, 1).flatten(0, 1)
     before, replaced = [], []
     for i, (u_c, w_c, k_c) in enumerate(zip(u.unbind(1), w.unbind(1), k.mT.unbind(1), strict=True)):
@@ -155,7 +155,9 @@ def _chunks(
         replaced.append(torch.baddbmm(u_c, w_c, memory, alpha=-1))
         memory = torch.baddbmm(memory if over is None else over[:, i] * memory, k_c, replaced[-1])
     replaced_all, before_all = (torch.stack(x, 1).unflatten(0, q.shape[:2]) for x in (replaced, before))
-    return seen @ replaced_all + q @ before_all, memory.unflatten(0, q.shape[:2])
+    own, earlier = seen @ replaced_all, q @ before_all
+    z = own + earlier if decay.from_start is None else torch.addcmul(own, decay.from_start, earlier)
+    return z, memory.unflatten(0, q.shape[:2])
 
 
 def _step(
