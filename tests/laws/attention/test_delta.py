@@ -16,6 +16,7 @@ from glassformer.attention import (
     Merge,
     MixerConfig,
 )
+from glassformer.attention.kernels import chunked
 from glassformer.attention.kernels.delta import delta_chunks, delta_flops, delta_pattern
 from glassformer.models.schedules import published_block
 from glassformer.testing import close
@@ -84,6 +85,19 @@ def test_a_document_knows_nothing_of_the_one_before(
     ours = with_gradients(partial(delta_chunks, size=size, documents=documents), inputs)
     for found, expected in zip(ours, with_gradients(partial(naive, documents=documents), inputs), strict=True):
         close(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "size"), [(16, 4), (23, 4), (19, 9)])
+def test_a_long_text_goes_span_by_span_and_sends_gradients_back(
+    monkeypatch: pytest.MonkeyPatch, n: int, size: int, gated: bool
+) -> None:
+    inputs, documents = drawn(0, n, gated), (torch.arange(n + 1) // 5)[None]
+    expected = with_gradients(partial(naive, documents=documents), inputs)
+    monkeypatch.setattr(chunked, "SPAN", 8)
+    ours = with_gradients(partial(delta_chunks, size=size, documents=documents), inputs)
+    for found, one in zip(ours, expected, strict=True):
+        close(found, one, 1e-10)
 
 
 @given(seeds, gates, st.integers(1, 9))

@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.attention.kernels.chunked import spans
+
 
 def delta_chunks(
     q: Float[Tensor, "batch head pos d_head"],
@@ -46,17 +48,14 @@ def delta_chunks(
     """
     if q.shape[-2] == 1:
         return _step(q, k, v, beta, log_keep, memory, documents)
-    # positions that fill whole chunks go together; the short rest is a chunk of its own
-    whole = q.shape[-2] // size * size
     pieces = []
-    for start, stop, length in ((0, whole, size), (whole, q.shape[-2], q.shape[-2] - whole)):
-        if stop > start:
-            rows = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-            share = beta[..., start:stop].unflatten(-1, (-1, length))
-            gate = None if log_keep is None else log_keep[..., start:stop].unflatten(-1, (-1, length))
-            own = None if documents is None else documents[:, start : stop + 1]
-            z, memory = _chunks(rows[0], rows[1], rows[2], share, gate, memory, own)
-            pieces.append(z.flatten(-3, -2))
+    for start, stop, length in spans(q.shape[-2], size):
+        rows = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
+        share = beta[..., start:stop].unflatten(-1, (-1, length))
+        gate = None if log_keep is None else log_keep[..., start:stop].unflatten(-1, (-1, length))
+        own = None if documents is None else documents[:, start : stop + 1]
+        z, memory = _chunks(rows[0], rows[1], rows[2], share, gate, memory, own)
+        pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2) if len(pieces) > 1 else pieces[0], memory
 
 

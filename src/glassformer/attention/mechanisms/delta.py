@@ -140,10 +140,12 @@ class _DeltaRuleMixer(Mixer):
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
         return DeltaState(like.new_zeros(batch, dims.n_heads, dims.d_head, dims.d_value, dtype=dtype))
 
-    def unit(self, u: Float[Tensor, "*lead d_head"]) -> Float[Tensor, "*lead d_head"]:
-        """Return queries or keys of length one, in float32 at least."""
+    def unit(self, u: Float[Tensor, "*lead d_head"], length: float = 1.0) -> Float[Tensor, "*lead d_head"]:
+        """Return queries or keys of length one, or of another, in float32 at least."""
         u = wide(u)
-        return u * (u.square().sum(-1, keepdim=True) + self.config.eps).rsqrt()
+        # a norm keeps no square of each number, which a sum of squares does
+        square = torch.linalg.vector_norm(u, dim=-1, keepdim=True).square()
+        return u * ((square + self.config.eps).rsqrt() * length)
 
     def beta(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head pos"]:
         """Return which share of what is held for its key each position replaces."""
@@ -166,7 +168,7 @@ class _DeltaRuleMixer(Mixer):
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, memory: Tensor, tape: Tape | None
     ) -> tuple[Tensor, Tensor]:
-        dtype, rows = q.dtype, self.unit(q) * self.scale
+        dtype, rows = q.dtype, self.unit(q, self.scale)
         k, v = per_query_head(self.unit(k), q), per_query_head(wide(v), q)
         beta, log_keep = self._gates(x, context, tape)
         z, memory = delta_chunks(
