@@ -387,7 +387,7 @@ def beside_themselves(kept: Kept, seconds: float) -> Rows:
     yield Row(f"{case}, a step", f"after {long_} tokens", f"after {short} tokens", measured, aim=1.2)
     x = random_stream(middle)
     whole, packed = partial(mixed, built, x), partial(mixed, built, x, packed=True)
-    weights = list(built.parameters())
+    weights: list[torch.Tensor] = list(built.parameters())
     forward, backward = partial(timed, partial(graph, whole)), partial(backward_alone, whole, weights)
     measured = compare_timed(backward, forward, rounds=100, seconds=seconds)
     yield Row(f"{case}, 1 x {middle}", "backward", "forward", measured, aim=3.0)
