@@ -4,6 +4,7 @@ Each function yields rows for the number of threads that is set; `run.py` names 
 """
 
 import copy
+import math
 import os
 import resource
 import subprocess
@@ -20,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.attention import Attention, AttentionLayer, Latent, LinearMap, Rope, Softmax, linear
-from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
+from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed, timed
 from glassformer.data import Batch
 from glassformer.models import GREEDY, AdaptiveSoftmax, Decoder, HierarchicalSoftmax, Serving, generate
 from glassformer.models.accounting import state_bytes
@@ -30,6 +31,7 @@ from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
 from long import pairs
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
+from states import D_HEAD, DOCUMENTS, HEADS, KEPT, WIDTH, Kept, decode_step, mixed, one_layer, random_stream
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,14 @@ def long(seconds: float) -> Rows:
         yield Row(f"width 256, 1 x 4096, {name}", "forward + backward", "theirs", measured, aim=1.0)
 
 
+def states(seconds: float) -> Rows:
+    """Layers whose state has one size: beside fla-core, beside softmax, by length, backward, packed, and in steps."""
+    for kept in KEPT:
+        yield from beside_references(kept, seconds)
+        yield from beside_softmax(kept, seconds)
+        yield from beside_themselves(kept, seconds)
+
+
 def outputs(seconds: float) -> Rows:
     """A training step of the output layer alone, targets by Zipf's law: factored ones against the full softmax."""
     width, positions = 256, 1024
@@ -325,6 +335,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         forward,
         training,
         long,
+        states,
         outputs,
         generation,
         serving,
@@ -332,6 +343,71 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         answering,
     )
 }
+
+
+def beside_references(kept: Kept, seconds: float) -> Rows:
+    """Our chunks from q, k, v to z, against the naive references of fla-core on the same numbers."""
+    length = 2048
+    ours, loop, chunks = kept.forms(length)
+    for name, theirs, aim, speed in (("position by position", loop, 3.0, True), ("in chunks", chunks, 1.0, False)):
+        check_equal(ours(), theirs())
+        measured = compare(ours, theirs, rounds=40, seconds=seconds, warmup=1)
+        case = f"{HEADS} heads of {D_HEAD}, 1 x {length}"
+        yield Row(case, f"{kept.name}, in chunks", f"fla-core, {name}", measured, aim=aim, speed=speed)
+
+
+def beside_softmax(kept: Kept, seconds: float) -> Rows:
+    """One layer with its projections, against the same layer with softmax attention."""
+    length = 16_384
+    x, ours, theirs = random_stream(length), one_layer(kept.mixer, length), one_layer(Softmax(), length)
+    passes = [partial(mixed, one, x) for one in (ours, theirs)]
+    both = [partial(gradients, run, list(one.parameters())) for run, one in zip(passes, (ours, theirs))]
+    for name, (subject, baseline), share in (("forward", passes, 1), ("forward + backward", both, 0.5)):
+        measured = compare(subject, baseline, rounds=20, seconds=seconds, warmup=1)
+        aim = None if kept.faster is None else share * kept.faster
+        case = f"a layer of width {WIDTH}, 1 x {length}, {name}"
+        yield Row(case, kept.name, "softmax", measured, aim=aim, speed=True)
+
+
+def beside_themselves(kept: Kept, seconds: float) -> Rows:
+    """One layer with its projections: long texts, backward passes, packed rows and steps, against its plain pass."""
+    short, middle, long_ = 1024, 2048, 65_536
+    built = one_layer(kept.mixer, long_ + 1)
+    case, times = f"{kept.name}, a layer of width {WIDTH}", long_ // short
+    once, many = (partial(mixed, built, random_stream(length)) for length in (long_, short))
+    # as many tokens on both sides
+    measured = compare_timed(
+        partial(timed, once), lambda: scaled(timed(many, times), times), rounds=20, seconds=seconds
+    )
+    growth = {"growth_exponent": 1 + math.log(measured.cpu.median, times)}
+    aim = round(times**0.1, 2)  # an exponent of 1.1
+    yield Row(f"{case}, {long_} tokens", "one text", f"{times} texts", measured, aim=aim, notes=growth)
+    late, early = (decode_step(built, random_stream(length + 1)) for length in (long_, short))
+    measured = compare(late, early, rounds=100, seconds=seconds)
+    yield Row(f"{case}, a step", f"after {long_} tokens", f"after {short} tokens", measured, aim=1.2)
+    x = random_stream(middle)
+    whole, packed = partial(mixed, built, x), partial(mixed, built, x, packed=True)
+    weights: list[torch.Tensor] = list(built.parameters())
+    forward, backward = partial(timed, partial(graph, whole)), partial(backward_alone, whole, weights)
+    measured = compare_timed(backward, forward, rounds=100, seconds=seconds)
+    yield Row(f"{case}, 1 x {middle}", "backward", "forward", measured, aim=3.0)
+    both = (partial(gradients, packed, weights), partial(gradients, whole, weights))
+    for name, pair in (("forward", (packed, whole)), ("forward + backward", both)):
+        measured = compare(*pair, rounds=100, seconds=seconds)
+        row = f"{case}, 1 x {middle}, {name}"
+        yield Row(row, f"{DOCUMENTS} documents packed", "one text", measured, aim=1.15)
+
+
+def graph(forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return what a pass yields, with what its backward pass needs."""
+    with torch.enable_grad():
+        return forward().sum()
+
+
+def backward_alone(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) -> Timing:
+    """Return the time of a backward pass, without that of the forward pass before it."""
+    total = graph(forward)
+    return timed(partial(torch.autograd.grad, total, weights))
 
 
 def served(

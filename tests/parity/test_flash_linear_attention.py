@@ -7,6 +7,7 @@ what they are given into float32; read here, the same text says float64.
 import importlib.util
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.attention import Attention, Lightning, Linear, Lrpe, MixerConfig, Performer, depth_slopes
+from glassformer.attention import (
+    Attention,
+    Delta,
+    GatedDelta,
+    Lightning,
+    Linear,
+    Lrpe,
+    MixerConfig,
+    Performer,
+    depth_slopes,
+)
 from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention.kernels.delta import delta_chunks, delta_pattern
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, stream
 
@@ -37,6 +49,17 @@ def reference(name: str) -> Any:
     return SimpleNamespace(**found)
 
 
+def drawn() -> dict[str, Tensor]:
+    """Return queries, keys of length one, values `batch head pos width`, gates `batch head pos`, and a state."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 3, N, WIDTH), "k": (2, 3, N, WIDTH), "v": (2, 3, N, 4), "state": (2, 3, WIDTH, 4)}
+    shapes |= {"beta": (2, 3, N), "g": (2, 3, N)}
+    found = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    found["k"] = found["k"] / found["k"].norm(dim=-1, keepdim=True)
+    found |= {"beta": found["beta"].sigmoid(), "g": -found["g"].abs()}
+    return {name: x.requires_grad_() for name, x in found.items()}
+
+
 def by_position(*tensors: Tensor) -> list[Tensor]:
     """Return tensors with positions before heads, as some of the references have them."""
     return [x.transpose(1, 2) for x in tensors]
@@ -55,16 +78,6 @@ def compare(ours: Callable[[], tuple[Tensor, ...]], theirs: Callable[[], tuple[T
         close(one, other, EXACT)
 
 
-def drawn() -> dict[str, Tensor]:
-    """Return queries, keys and values `batch head pos width`, and a state."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"q": (2, 3, N, WIDTH), "k": (2, 3, N, WIDTH), "v": (2, 3, N, 4), "state": (2, 3, WIDTH, 4)}
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-        for name, shape in shapes.items()
-    }
-
-
 def layer(mixer: MixerConfig, **kwargs: Any) -> Layer:
     """Return a layer of three heads."""
     config = Attention(3, d_head=WIDTH, d_value=4, mixer=mixer, **kwargs)
@@ -76,6 +89,55 @@ def mixed(attention: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     x = stream(2, N)
     context = attention.module.positions.within(attention.context(x))
     return attention.mixer(q, k, v, x, context, None, None)[0]
+
+
+def test_the_delta_rule_is_that_of_its_loop_its_chunks_and_its_parallel_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    fla, x = reference("delta_rule"), drawn()
+    q, k, v, beta, state = (x[name] for name in ("q", "k", "v", "beta", "state"))
+
+    compare(
+        lambda: delta_chunks(q * WIDTH**-0.5, k, v, beta, None, state),
+        lambda: fla.delta_rule_recurrence(q, k, v, beta, initial_state=state),
+        q, k, v, beta, state,
+    )  # fmt: skip
+    empty = torch.zeros_like(state)
+    compare(
+        lambda: delta_chunks(q * WIDTH**-0.5, k, v, beta, None, empty),
+        lambda: fla.delta_rule_chunkwise(q, k, v, beta),
+        q, k, v, beta,
+    )  # fmt: skip
+    monkeypatch.setattr(torch, "zeros", partial(torch.zeros, dtype=torch.float64))
+    with torch.no_grad():
+        z, pattern = fla.delta_rule_parallel(q, k, v, beta)
+        # theirs multiplies values that are weighed already
+        scaled = q * WIDTH**-0.5
+        close(delta_pattern(scaled, k, beta, None), pattern * beta[..., None, :], EXACT)
+        close(delta_chunks(scaled, k, v, beta, None, empty)[0], z, EXACT)
+
+
+def test_the_gated_delta_rule_is_that_of_its_loop_and_its_chunks() -> None:
+    fla, x = reference("gated_delta_rule"), drawn()
+    q, k, v, beta, g, state = (x[name] for name in ("q", "k", "v", "beta", "g", "state"))
+    for function in (fla.naive_recurrent_gated_delta_rule, fla.naive_chunk_gated_delta_rule):
+
+        def theirs(function: Any = function) -> tuple[Tensor, Tensor]:
+            names = ("q", "k", "v", "beta", "g")
+            rows = dict(zip(names, by_position(q, k, v, beta, g)))
+            z, last = function(**rows, initial_state=state, output_final_state=True)
+            return z.transpose(1, 2), last
+
+        compare(lambda: delta_chunks(q * WIDTH**-0.5, k, v, beta, g, state), theirs, q, k, v, beta, g, state)
+
+
+@pytest.mark.parametrize("mixer", [Delta(), Delta(negative_eigenvalues=True), GatedDelta()], ids=str)
+def test_layers_of_the_delta_rule_mix_what_the_loops_do(mixer: Any) -> None:
+    attention = layer(mixer)
+    read = attention.read(stream(2, N), "query", "key", "value", "z", *mixer.mixer.SITES)
+    q, k = (attention.mixer.unit(read[name]) for name in ("query", "key"))
+    gate = read.get("log_decay", torch.zeros_like(read["beta"]))
+    rows = by_position(q, k, read["value"], read["beta"], gate)
+    z, _ = reference("gated_delta_rule").naive_recurrent_gated_delta_rule(*rows)
+    close(read["z"], z.transpose(1, 2), EXACT)
 
 
 def test_sums_without_decay_are_the_loop_of_linear_attention() -> None:

@@ -14,6 +14,7 @@ from glassformer.attention import (
     Alibi,
     Attention,
     Differential,
+    GatedDelta,
     LastKey,
     Lightning,
     Linear,
@@ -360,6 +361,7 @@ SLOTS: dict[str, dict[str, Any]] = {
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
     "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
     "lightning_published": Lightning(chunk=3).as_published(),
+    "gated_delta_published": GatedDelta(chunk=3).as_published(),
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
     "differential_published": Differential().as_published(1),
 }

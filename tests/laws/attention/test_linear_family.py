@@ -20,7 +20,8 @@ from glassformer.attention import (
     causal,
     documents,
 )
-from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
+from glassformer.attention.kernels import chunked as kernel
+from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product, spans
 from glassformer.errors import ConfigError
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
@@ -92,6 +93,18 @@ def test_a_document_knows_nothing_of_the_one_before(
         found.append((z, last, *torch.autograd.grad(weighted, inputs)))
     for ours, expected in zip(*found):
         close(ours, expected)
+
+
+@pytest.mark.parametrize(("n", "size"), [(16, 4), (23, 4), (19, 9), (5, 7)])
+def test_a_long_text_goes_span_by_span(monkeypatch: pytest.MonkeyPatch, n: int, size: int) -> None:
+    """Spans end with chunks, whether the text does or not; a chunk may be longer than one."""
+    documents = (torch.arange(n + 1) // 5)[None]
+    inputs = tensors(0, n)
+    expected = naive(*inputs[:3], DECAYS[1], inputs[3], documents)
+    monkeypatch.setattr(kernel, "SPAN", 8)
+    assert [stop for _, stop, _ in spans(n, size)][-1] == n
+    for found, one in zip(chunked(*inputs[:3], DECAYS[1], inputs[3], size, documents), expected):
+        close(found, one)
 
 
 @given(seeds, decays, st.integers(1, 10), st.integers(1, 12))

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+SPAN = 4096  # positions that are mixed together
+
 
 def chunked(
     q: Float[Tensor, "batch head pos d_head"],
@@ -37,16 +39,24 @@ def chunked(
         documents: Which document the memory is of, and each position after it: a position sees its own alone. None if
             all is one.
     """
-    # positions that fill whole chunks go together; the short rest is a chunk of its own
-    whole = q.shape[-2] // size * size
     pieces = []
-    for start, stop, length in ((0, whole, size), (whole, q.shape[-2], q.shape[-2] - whole)):
-        if stop > start:
-            part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-            own = None if documents is None else documents[:, start : stop + 1]
-            z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
-            pieces.append(z.flatten(-3, -2))
+    for start, stop, length in spans(q.shape[-2], size):
+        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
+        own = None if documents is None else documents[:, start : stop + 1]
+        z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
+        pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2), memory
+
+
+def spans(n: int, size: int) -> list[tuple[int, int, int]]:
+    """Return which positions are mixed together, from where up to where, and in chunks of which length.
+
+    As many as fill whole chunks, up to `SPAN`, so that what is made on the way stays small however long the text; the
+    short rest is a chunk of its own.
+    """
+    whole, step = n // size * size, max(SPAN // size, 1) * size
+    full = [(start, min(start + step, whole), size) for start in range(0, whole, step)]
+    return full if whole == n else [*full, (whole, n, n - whole)]
 
 
 def chunked_flops(n: int, d_head: int, d_value: int, size: int = 64) -> int:

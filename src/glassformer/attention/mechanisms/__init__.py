@@ -7,6 +7,7 @@ from glassformer.attention.mechanisms.big_bird import BigBird
 from glassformer.attention.mechanisms.blockwise import Blockwise
 from glassformer.attention.mechanisms.concat import Concat
 from glassformer.attention.mechanisms.concat_linear import ConcatLinear
+from glassformer.attention.mechanisms.delta import Delta, GatedDelta
 from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
 from glassformer.attention.mechanisms.general import General
 from glassformer.attention.mechanisms.last_key import LastKey
@@ -26,8 +27,8 @@ from glassformer.attention.mechanisms.synthesizer import Synthesizer
 from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
-    "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Differential",
-    "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh", "Performer",
-    "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein",
-    "depth_slopes", "lambda_init_at",
+    "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
+    "GatedDelta", "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh",
+    "Performer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer",
+    "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Short convolutions: every query, key and value mixed with those just before it, coordinate by coordinate.
 
-    q_t <- sum over i < width of  c_i * q_{t-i},   c one vector per tap and head; k and v likewise
+    q_t <- act(sum over i < width of  c_i * q_{t-i}),   c one vector per tap and head; k and v likewise
 
 What lies before the first position of a text, of each packed document and of each left-padded row counts as zero.
 Queries and keys are mixed before any norm of their own, and before they are rotated. At birth the taps are those of the
@@ -8,13 +8,14 @@ identity.
 
 State: the last width - 1 queries, keys and values before mixing.
 Source: Poli et al. 2023, "Hyena Hierarchy", section 3; Yang et al. 2024, "Parallelizing Linear Transformers with the
-Delta Rule", section 3.3.
+Delta Rule", section 3.3, which has silu behind each.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from glassformer.attention.projections.projection import (
     Which,
 )
 from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.config import UNSAID
 from glassformer.errors import AnalysisUnavailable
 
 
@@ -39,9 +41,11 @@ class Convolved(Separate, kind="convolved"):
 
     Args:
         width: Positions that are mixed, one's own among them.
+        activation: Of what is mixed, before norms and rotation; None for none.
     """
 
     width: Count = 4
+    activation: Literal["silu"] | None = field(default=None, metadata={UNSAID: True})
 
     crosses: ClassVar[bool] = False
 
@@ -66,7 +70,7 @@ class ConvolvedProjection(SeparateProjection):
             (*streams, dims.n_kv_heads, dims.d_head),
             (*value_streams, dims.n_kv_heads, dims.d_value),
         )
-        self.earlier = config.width - 1
+        self.earlier, self.activation = config.width - 1, config.activation
         self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
         self.values_by_position = False
 
@@ -76,6 +80,8 @@ class ConvolvedProjection(SeparateProjection):
         before = (None, None, None) if kept is None else kept
         parts = zip(self.convolutions, inputs.with_own(*made), before)
         (q, k, v), last = zip(*(mix(x, inputs.context.positions, earlier) for mix, x, earlier in parts))
+        if self.activation == "silu":
+            q, k, v = F.silu(q), F.silu(k), F.silu(v)
         return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
