@@ -213,7 +213,7 @@ class AttentionLayer(SubLayerModule):
     @property
     def at_write(self) -> str:
         """Site that stands for what a head writes, and for nothing else: z where that is z W_O, head_out elsewhere."""
-        return self.at.z if self.merge.linear and self.merge.gate is None else self.at.head_out
+        return self.at.head_out if self.merge.multiplies else self.at.z
 
     @property
     def traits(self) -> Traits:

@@ -62,7 +62,8 @@ class AttentionWeights:
         O: Mixed values into what is written.
         bQ: Bias of the queries, `head d_head`, or None; bK, bV alike.
         bO: Bias of what is written, `d_model`.
-        gain: Constant factor on the mixed values, `head d_value`, where the layer norms them.
+        gain: What multiplies mixed values, `head d_value`: a constant, up to the norm's scale, where the layer norms
+            them; where scale and gate are `held`, all of it.
         after: Gain of the norm behind the layer, `d_model`, in sandwich blocks; `ov` includes it.
         Q_position: What position vectors are read through; Q itself, except where a norm's gain was folded into Q but
             positions enter behind that norm (query-key-only positions).
@@ -76,6 +77,7 @@ class AttentionWeights:
         head: Index of the head, if it is only one: then Q, K, V, O still have a head axis, of size one.
         whole: The layer it is a head of, then.
         bare: Whether the norms of queries and keys are left out of account.
+        held: Whether norm and gate on mixed values stand as they did at a place of a run: see `holding`.
     """
 
     Q: Float[Tensor, "head *stream d_model d_head"]
@@ -99,6 +101,7 @@ class AttentionWeights:
     head: int | None = None
     whole: "AttentionWeights | None" = None
     bare: bool = False
+    held: bool = False
 
     @property
     def layer(self) -> int:
@@ -155,10 +158,22 @@ class AttentionWeights:
             head=h if self.head is None else self.head, whole=self if self.whole is None else self.whole,
         )  # fmt: skip
 
+    def holding(self, multiplier: Float[Tensor, "head d_value"]) -> "AttentionWeights":
+        """Return the layer with what multiplies its mixed values held: a norm's gain over its scale, times a gate.
+
+        Its OV circuits are then those of the place that the numbers are of, or of many if they are a mean over these:
+        OV is linear in them.
+
+        Args:
+            multiplier: Of every head, `output_gates(run).at(layer, position)`.
+        """
+        return dataclasses.replace(self, gain=multiplier.to(self.O), gate=None, held=True)
+
     def ov(self) -> Factored:
         """OV circuit of each head, what it moves: out = pattern @ x @ OV. Batch axes: `head`.
 
-        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included.
+        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included;
+        with what multiplies mixed values held (`holding`), in units of the run.
 
         Raises:
             AnalysisUnavailable: The mechanism's output is not linear in its values, or a gate multiplies it.
@@ -328,9 +343,13 @@ class AttentionWeights:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
                 "head moves differs by position.\n"
-                "    analysis.attribution.source_effects(run) freezes the gate at one position."
+                "    Give weights with the gates of a text in place of the model: "
+                "analysis.frozen.output_gates(run).hold(model). Whatever a gate does, V says what is read, and rows of "
+                "O span what is written: analysis.subspaces.overlaps(model)."
             )
         self._require_matrices(analysis, "values")
+        if self.held:
+            tell([HELD])
 
     def require_bilinear(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless raw scores are bilinear in what query and key read, norms' scales held.
@@ -401,6 +420,10 @@ class MlpWeights:
 CAPPED = Note(
     sentence("Scores of this model are capped."),
     sentence("What is said of scores is said of raw ones, before the cap, which leaves them in their order."),
+)
+HELD = Note(
+    sentence("Gates on mixed values differ by position."),
+    sentence("What is said of what heads move holds with gates, and scales of norms, as they were on the text given."),
 )
 UP_TO_SCALES = Note(
     sentence("Queries and keys of this model are normed."),

@@ -204,14 +204,8 @@ def by_key(run: Run, path: PulledDirections, at: Places, chosen: Sequence[SubLay
 def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Tensor, "row place head key"]:
     u, pattern = write.directions, at.of_heads(run[part.at.pattern].values)
     through = u.through(part.merge)
-    if not part.merge.linear or part.merge.gate is not None:
-        # norm and gate multiply mixed values one by one: what they make of ones is what they multiply by
-        ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
-        scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
-        gated = part.merge.gate is not None
-        x = at.of_stream(run[write.layer.at_read].values) if gated else ones
-        factor = part.merge.prepare(ones.transpose(1, 2), x, scale)
-        through = through * factor.detach().unflatten(-1, ones.shape[-2:])
+    factor = write.layer.multiplier(lambda site: run[site].values)
+    through = through if factor is None else through * at.of_heads(factor)
     value = run[part.at.value].values
     moved = through.transpose(1, 2) @ per_query_head(value, pattern.transpose(1, 2)).mT
     return pattern * moved.transpose(1, 2) * u.factor[..., None, None]
@@ -231,8 +225,7 @@ def _sites(layer: SubLayer) -> list[str]:
     part = layer.attention
     assert part is not None, "these are attention layers"
     require_pattern(part, "source_effects")
-    scale = [] if part.merge.linear else [part.at.z_scale]
-    return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [layer.at_read])]
+    return [part.at.pattern, part.at.value, *layer.multiplier_sites]
 
 
 def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer]:

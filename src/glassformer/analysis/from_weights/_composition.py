@@ -127,6 +127,7 @@ class Composition(Result):
 @question(
     "Which heads read what earlier heads write?",
     of="weights",
+    holds=("gates",),
     judge="norms of whole products of the matrices",
 )
 def composition(

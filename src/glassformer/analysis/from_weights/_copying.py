@@ -99,6 +99,7 @@ class CopyingRates(Result):
 @question(
     "Which heads copy tokens, by the eigenvalues of their circuits?",
     of="weights",
+    holds=("gates",),
     judge="eigenvalues of the whole circuit, vocabulary by vocabulary",
 )
 def copying(
@@ -152,7 +153,7 @@ def copying(
     )
 
 
-@question("Which heads raise the token they look at above others?", of="weights")
+@question("Which heads raise the token they look at above others?", of="weights", holds=("gates",))
 def copying_rates(
     model: WeightsLike,
     heads: Several[str] | None = None,

@@ -52,9 +52,7 @@ def source_sites(model: ModelLike) -> list[str]:
     for layer in require_model(model).sub_layers():
         part = layer.attention
         if part is not None and part.traits.one_pattern:
-            names += [part.at.pattern, part.at.value]
-            names += [] if part.merge.linear else [part.at.z_scale]
-            names += [] if part.merge.gate is None else [layer.at_read]
+            names += [part.at.pattern, part.at.value, *layer.multiplier_sites]
     return names
 
 
@@ -135,14 +133,10 @@ def by_source(run: Run, layer: SubLayer, at: int, head: int) -> Float[Tensor, "k
     part = layer.attention
     assert part is not None, "heads are those of attention"
     _require_sources(run, layer)
-    gate = None if part.merge.gate is None else layer.at_read
-    scale = None if part.merge.linear else part.at.z_scale
-    pattern = run[part.at.pattern].values[:, :, at]
+    pattern, factor = run[part.at.pattern].values[:, :, at], layer.multiplier(lambda site: run[site].values)
     moved = pattern[..., None] * per_query_head(run[part.at.value].values, pattern[..., None])
-    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
-    scales = None if scale is None else run[scale].values[:, :, at, None].expand(moved.shape[:-1])
-    x = moved if gate is None else run[gate].values[0, at].expand(1, moved.shape[2], -1)
-    return part.merge.per_head(moved, x, scales)[0, head]
+    moved = moved if factor is None else moved * factor[:, :, at, None]
+    return moved[0, head] @ part.merge.matrix()[head]
 
 
 def _require_sources(run: Run, layer: SubLayer) -> None:
@@ -155,6 +149,4 @@ def _require_sources(run: Run, layer: SubLayer) -> None:
             f'write_sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), so no '
             "token has a share that one pattern gives.\n    The head as a whole is in direct_logit_attribution(run)."
         )
-    gate = None if part.merge.gate is None else layer.at_read
-    scale = None if part.merge.linear else part.at.z_scale
-    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "write_sources")
+    run.require([part.at.pattern, part.at.value, *layer.multiplier_sites], "write_sources")

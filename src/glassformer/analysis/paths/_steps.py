@@ -256,8 +256,7 @@ def step_sites(model: ModelLike) -> list[str]:
             continue
         require_pattern(part, "a path through heads")
         found.append(part.at.pattern)
-        found += [] if part.merge.linear else [part.at.z_scale]
-        found += [layer.at_read] if part.merge.gate is not None or part.projection.norms_within else []
+        found += [*layer.multiplier_sites, *([layer.at_read] if part.projection.norms_within else [])]
     found += [final.at_scale] if not final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
@@ -339,10 +338,8 @@ def _value_bias(part: AttentionLayer) -> Float[Tensor, "kv_head d_value"] | None
 
 
 def _factor(part: AttentionLayer, pattern: Tensor, gate: Tensor | None) -> Tensor | None:
-    """Return gain and gate on mixed values: what merging makes of ones that need no scaling."""
-    if part.merge.linear and gate is None:
+    """Return gain and gate on mixed values, what its norm divides by left out."""
+    if not part.merge.multiplies:
         return None
-    ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
-    scale = None if part.merge.linear else ones[..., 0]
-    merged = part.merge.prepare(ones, ones if gate is None else gate, scale)
-    return merged.detach().unflatten(-1, ones.shape[1::2]).transpose(1, 2)
+    ones = pattern.new_ones(pattern.shape[:3])
+    return part.merge.multiplier(ones.mT if gate is None else gate, None if part.merge.linear else ones).detach()

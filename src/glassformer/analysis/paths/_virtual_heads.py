@@ -23,9 +23,9 @@ from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, SubLayer
+from glassformer.models import SubLayer
 from glassformer.numerics import decompositions
-from glassformer.weights import AttentionWeights
+from glassformer.weights import AttentionWeights, WeightsLike
 
 # numbers held at once: first heads are taken in pieces that stay below it
 BUDGET = 2**24
@@ -252,9 +252,9 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
     return torch.stack(found)
 
 
-@question("Which pairs of heads copy tokens together?", of="weights")
+@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates",))
 @torch.no_grad()
-def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying:
+def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at
@@ -263,14 +263,19 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     copying, and where that is an eigenvector its eigenvalue is zero. Position vectors are left out.
 
     Args:
-        model: A decoder.
+        model: A decoder, whose weights are folded first; or its folded weights (`weights.of`).
         first: Index of the lower attention layer among those of the stack that ends in the logits.
         second: Index of the upper one.
 
     Raises:
         AnalysisUnavailable: No such layers, no OV circuit, or post-norm blocks, whose norms stand in between.
     """
-    w = weights.of(model, fold=True)
+    w = weights.matrices(model)
+    if not w.folded or w.augmented:
+        raise AnalysisUnavailable(
+            "virtual_copying takes folded weights without a constant coordinate, and these are others.\n"
+            "    Give the model, or weights.of(model, fold=True)."
+        )
     w.model.require_one_vocabulary("virtual_copying")
     w.model.unembed.require_matrix("virtual_copying")
     layers = w.of_stack()

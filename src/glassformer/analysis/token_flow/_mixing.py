@@ -123,9 +123,7 @@ def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
         if (part := layer.attention) is None:
             found.append(layer.at_write)
         elif part.traits.linear_in_value in ("exact", "scaled"):
-            found += [part.at.pattern, part.at.value]
-            found += [] if part.merge.linear else [part.at.z_scale]
-            found += [] if part.merge.gate is None else [layer.at_read]
+            found += [part.at.pattern, part.at.value, *layer.multiplier_sites]
     return list(dict.fromkeys(found))
 
 
@@ -229,12 +227,10 @@ def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer,
         weight = weight / read(part.at.z_scale)[..., None]
     if after.scale is not None:
         weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
-    if not part.merge.linear or part.merge.gate is not None:
-        # gain and gate: what merging makes of ones that need no scaling
-        ones = value.new_ones(1, *pattern.shape[:2], part.dims.d_value)
-        x = ones if part.merge.gate is None else read(layer.at_read)[None]
-        flat = part.merge.prepare(ones, x, None if part.merge.linear else ones[..., 0]).detach()
-        factor = flat[0].unflatten(-1, (ones.shape[1], -1)).transpose(0, 1)
+    if part.merge.multiplies:
+        ones = value.new_ones(1, *pattern.shape[:2])
+        x = ones.mT if part.merge.gate is None else read(layer.at_read)[None]
+        factor = part.merge.multiplier(x, None if part.merge.linear else ones)[0].detach()
         if part.merge.gate is None:
             value = value * factor[:, :1]
         else:

@@ -26,7 +26,7 @@ def token_circuits(w: HeadWeights, labels: list[str]) -> dict[str, Tensor]:
 def _copying(asked: Asked) -> Iterator[Pair]:
     found = asked.found
     labels = [str(label) for label in found.ratio.labels("head")]
-    circuits = token_circuits(weights.of(asked.model, fold=True), labels)
+    circuits = token_circuits(weights.matrices(asked.given["model"]), labels)
     # of 11 tokens there are more eigenvalues than of the width of a head: those beyond are zero but for rounding
     values = [eigenvalues(circuits[label]) for label in labels]
     kept = [(~row.isnan()).sum() for row in found.eigenvalues.values]
@@ -58,7 +58,7 @@ def composition_score(w: HeadWeights, kind: str, earlier: str, later: str, offse
 
 def _composition(asked: Asked) -> Iterator[Pair]:
     found, model = asked.found, asked.parts
-    w, left_out = weights.of(model, fold=True), found.left_out
+    w, left_out = weights.matrices(asked.given["model"]), found.left_out
     kinds, earlier, later = ([str(label) for label in found.scores.labels(axis)] for axis in found.scores.axes)
     expected = torch.full_like(found.scores.values, math.nan)
     for (c, kind), (a, first), (b, second) in product(enumerate(kinds), enumerate(earlier), enumerate(later)):
