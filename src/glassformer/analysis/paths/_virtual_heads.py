@@ -9,6 +9,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import require_next_tokens
+from glassformer.analysis.components import require_next_tokens, require_one_pattern
 from glassformer.analysis.paths._steps import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
@@ -25,7 +26,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import SubLayer
 from glassformer.numerics import decompositions
-from glassformer.weights import AttentionWeights, WeightsLike
+from glassformer.weights import AttentionWeights, Factored, WeightsLike
 
 # numbers held at once: first heads are taken in pieces that stay below it
 BUDGET = 2**24
@@ -78,7 +79,7 @@ class VirtualCopying(Result):
 @question(
     "Which pairs of heads add to the next token together?",
     reads=step_sites,
-    traits=("linear_in_value",),
+    traits=("one_pattern",),
     holds=("patterns", "norm scales", "gates"),
 )
 @torch.no_grad()
@@ -105,6 +106,7 @@ def virtual_heads(
         AnalysisUnavailable: No head can follow another, or the text has no next token.
     """
     steps = steps_of(run, "virtual_heads")
+    _require_one_pattern(steps)
     counts, direction = _next_tokens(run, steps, centred)
     rows = pair_contributions(steps, direction)
     if not rows:
@@ -134,7 +136,7 @@ def virtual_heads(
 @question(
     "Where does a pair of heads look together?",
     reads=step_sites,
-    traits=("linear_in_value",),
+    traits=("one_pattern",),
     holds=("patterns", "norm scales", "gates"),
 )
 @torch.no_grad()
@@ -227,10 +229,17 @@ def _next_tokens(
 
 def _composed(steps: Steps, pair: tuple[str, str]) -> Float[Tensor, "batch query key"]:
     (first, a), (second, b) = (_find(steps, label) for label in pair)
+    _require_one_pattern((first, second))
     if steps.steps.index(first) >= second.entry:
         raise AnalysisUnavailable(f'virtual heads: "{pair[1]}" does not read what "{pair[0]}" writes.')
     assert first.pattern is not None and second.pattern is not None
     return second.pattern[:, b] @ first.pattern[:, a]
+
+
+def _require_one_pattern(steps: Iterable[Step]) -> None:
+    for step in steps:
+        if step.attention is not None:
+            require_one_pattern(step.attention, "virtual heads")
 
 
 def _find(steps: Steps, label: str) -> tuple[Step, int]:
@@ -289,7 +298,8 @@ def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopyi
     low, high = layers[first], layers[second]
     places = w.sub_layers[low.path], w.sub_layers[high.path]
     _require_open(low, high, *places)
-    ov1, ov2 = low.ov(), high.ov()
+    # several values of a head one after the other
+    (ov1, firsts), (ov2, seconds) = map(_moved_by_value, (low, high))
     # W_E without positions, through the first head's norm; then d_model x d_model once for all heads
     embed = w.read(w.E, low)
     final = w.final_norm()
@@ -301,7 +311,7 @@ def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopyi
     left = torch.einsum("jed,dc,icf->ijef", ov2.right, around, ov1.left)
     right = torch.einsum("ied,jdf->ijef", ov1.right, values)
     found = decompositions.eigenvalues(left @ right)
-    coords = {"first": low.labels, "second": high.labels}
+    coords = {"first": firsts, "second": seconds}
     size = found.abs()
     there = size > size.amax(-1, keepdim=True) * size.shape[-1] * torch.finfo(size.dtype).eps
     axes = ("first", "second")
@@ -312,9 +322,16 @@ def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopyi
     )
 
 
+def _moved_by_value(layer: AttentionWeights) -> tuple[Factored, list[str]]:
+    """Return OV circuits of a layer's heads, one for each value, and their labels."""
+    every = layer.by_value()
+    left, right = (torch.cat([getattr(one.ov(), side) for one in every]) for side in ("left", "right"))
+    return Factored(left, right), [label for one in every for label in one.labels]
+
+
 def _require_open(low: AttentionWeights, high: AttentionWeights, first: SubLayer, second: SubLayer) -> None:
     for layer, place in ((low, first), (high, second)):
-        layer.require_ov("virtual_copying")
+        layer.by_value()[0].require_ov("virtual_copying")
         if place.stream_norm:
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "

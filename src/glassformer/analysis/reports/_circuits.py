@@ -129,7 +129,7 @@ def circuits(
     widths = asked("bandwidth", lambda: _widths(bandwidth(w))) or {}
     # what follows reads heads alone
     w = dataclasses.replace(w, mlps=())
-    spectra = asked("copying by eigenvalues", lambda: _spectra(copying(w))) or ()
+    spectra = asked("copying by eigenvalues", lambda: _spectra(copying(w, _of_one_value(w)))) or ()
     placed = asked("heads that go by position", lambda: _offsets(positional_heads(w))) or {}
     edges = asked("composition", lambda: _edges(composition(w, seed=seed), 3 * k)) or ()
     roles = asked("what heads attend to", lambda: _roles(model, seed, repeats)) or {}
@@ -371,6 +371,15 @@ def _rules(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
             if numbers[0] > 2 * even and numbers[-1] >= NOTHING:
                 rules.append(TrigramFacts(head, source, destination, out, *numbers))
     return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
+
+
+def _of_one_value(w: HeadWeights) -> list[str] | None:
+    """Return the heads that have one value, which the report is of; None if all do."""
+    several = [layer for layer in w if len(layer.by_value()) > 1]
+    for layer in several[len(w) - 1 :]:
+        # no layer has one value: say why
+        layer.require_ov("copying by eigenvalues")
+    return [label for layer in w if layer not in several for label in layer.labels] if several else None
 
 
 def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
