@@ -127,6 +127,20 @@ def test_the_page_of_a_run_is_saved_from_what_is_said_of_it(explorer: Opener) ->
 
 
 @pytest.mark.full
+def test_special_tokens_that_a_text_names_are_meant_by_a_click(explorer: Opener, listening: Listening) -> None:
+    model, text = listening.model("attn-only-2l"), "<bos>def f(x)"
+    letters, meant = (model.read(text, specials=way).output.counts[0] for way in (None, "in-text"))
+    shown = explorer(text, model="attn-only-2l")
+    chips = shown.locator(".chips button")
+    expect(chips).to_have_count(letters)
+    shown.get_by_label("read <bos> as tokens, not as letters").check()
+    expect(chips).to_have_count(meant)
+    shown.wait_for_timeout(600)  # until the address holds it
+    shown.reload()
+    expect(shown.get_by_label("read names of special tokens as the tokens")).to_be_checked()
+
+
+@pytest.mark.full
 def test_a_difference_on_the_map_is_that_of_one_logit(explorer: Opener, listening: Listening) -> None:
     shown, model = explorer(model="attn-only-2l"), listening.model("attn-only-2l")
     shown.locator("[data-label=L1H6]").click()

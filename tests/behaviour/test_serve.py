@@ -242,6 +242,18 @@ def test_tokens_know_their_bytes_in_the_text(served: Served) -> None:
     assert "".join(token["bytes"] for token in tokens) == raw.hex()
 
 
+def test_names_of_special_tokens_are_letters_unless_the_tokens_are_meant(served: Served) -> None:
+    spec: dict[str, Any] = {"model": "attn-only-2l", "text": "<bos>def f"}
+    letters = served.post("runs", json=spec).json()
+    meant = served.post("runs", json=spec | {"specials": "in-text"}).json()
+    assert letters["spelled"] == ["<bos>"] and meant["spelled"] == []
+    ids = gf.load("attn-only-2l").read(spec["text"], specials="in-text").output.rows[0]
+    assert [token["id"] for token in meant["tokens"]] == ids != [token["id"] for token in letters["tokens"]]
+    cut = served.post("tokenize", json=spec | {"specials": "in-text"}).json()
+    assert [token["id"] for token in cut] == ids and cut[0]["span"] == [0, 5]
+    assert "specials='in-text'" in meant["python"]
+
+
 @pytest.mark.full
 def test_a_translation_is_looked_at_from_both_sides() -> None:
     one = Served({"zh-en": gf.load("zh-en")})

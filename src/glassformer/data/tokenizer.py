@@ -189,6 +189,16 @@ class Tokenizer:
         found._specials_in_text = True
         return found
 
+    def names_spelled(self, texts: Iterable[str]) -> list[str]:
+        """Names of special tokens that texts hold and that are read as letters.
+
+        Args:
+            texts: The texts.
+        """
+        held = {name: text for text in texts for name in self.specials.values() if name and name in text}
+        # pieces of a Unigram are found by their names, and are the tokens
+        return [name for name, text in held.items() if self._inner.token_to_id(name) not in self.encode(text)]
+
     def notes_on_names(self, texts: Iterable[str], side: str = "text") -> tuple[Note, ...]:
         """Note on names of special tokens that texts hold and that are read as letters: one, or none.
 
@@ -196,9 +206,7 @@ class Tokenizer:
             texts: The texts.
             side: What they are called.
         """
-        held = {name: text for text in texts for name in self.specials.values() if name and name in text}
-        # pieces of a Unigram are found by their names, and are the tokens
-        names = [name for name, text in held.items() if self._inner.token_to_id(name) not in self.encode(text)]
+        names = self.names_spelled(texts)
         if not names:
             return ()
         listed = " ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")

@@ -105,6 +105,11 @@ class Side:
         return [*[None] * self.before, *own, *[None] * behind]
 
     @property
+    def spelled(self) -> list[str]:
+        """Names of special tokens that the text holds and that were read as letters."""
+        return [] if self.text is None or self.reader is None else self.reader.names_spelled([self.text])
+
+    @property
     def counts(self) -> list[int]:
         """How many tokens of each row are real."""
         return [len(row) for row in self.tokens]

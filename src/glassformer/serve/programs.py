@@ -52,7 +52,7 @@ class RunCode:
             target = self.spec.target if self.spec.target_ids is None else list(self.spec.target_ids)
             said.append(repr(target if target is not None else self.inputs.output.rows[0]))
         if self.spec.specials is not None:
-            said.append(f"specials={self.spec.specials}")
+            said.append(f"specials={self.spec.specials!r}")
         if self.spec.allow_unknown:
             said.append("allow_unknown=True")
         if self.spec.changes:

@@ -368,6 +368,7 @@ class ServedRun:
             milliseconds=self.milliseconds,
             bytes=self.nbytes,
             notes=notes,
+            spelled=tuple(dict.fromkeys(name for side in inputs.sides.values() for name in side.spelled)),
             python="\n".join(self.code.lines("run", ())),
         )
 

@@ -13,7 +13,7 @@ export interface TokenizeSpec {
   /** The text. */
   text: string;
   /** As in `RunSpec`. */
-  specials?: boolean | null;
+  specials?: boolean | "in-text" | null;
   /** `source` for what an encoder reads, `target` for the decoder's. */
   side?: "source" | "target";
 }
@@ -30,8 +30,8 @@ export interface RunSpec {
   target?: string | null;
   /** The same as ids. */
   target_ids?: readonly number[] | null;
-  /** Put special tokens around the text always or never; by default as the tokenizer was made. */
-  specials?: boolean | null;
+  /** Put special tokens around the text always or never, or take those whose names the text holds (`in-text`); by default as the tokenizer was made. */
+  specials?: boolean | "in-text" | null;
   /** Read a text even if more than half of it is unknown to the model, or single bytes. */
   allow_unknown?: boolean;
   /** Edits of the pass, in order. */
@@ -228,6 +228,8 @@ export interface RunCard {
   bytes: number;
   /** What must be known of the text. */
   notes: readonly string[];
+  /** Names of special tokens that the text holds and that were read as letters. */
+  spelled: readonly string[];
   /** Code that makes the run. */
   python: string;
 }
