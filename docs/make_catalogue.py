@@ -73,8 +73,9 @@ here is written by hand: every analysis was asked of a tiny model of every kind 
 | compared | ✓ | beside one of the first two: its judge came to the same numbers, in float64 |
 
 What is taken as it was are `patterns`, `norm scales`, `gates` on mixed values or the activation of a `readout`; what
-goes by `gradients` takes the model to be as it is near what it read. An answer may leave out heads or settings it is
-not defined for; its result says which in `left_out`.
+goes by `gradients` takes the model to be as it is near what it read. Where mixed values are gated, analyses of weights
+are given weights with the gates of a text, `output_gates(run).hold(model)`. An answer may leave out heads or settings
+it is not defined for; its result says which in `left_out`.
 
 A judge is another way to the numbers of an analysis: loops, derivatives, whole products, plain passes with hooks.
 [Which one an analysis has](#what-is-compared) stands below, and the code in `glassformer.testing.judges`. Without ✓ an

@@ -228,6 +228,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "VirtualCopying": lambda: paths.virtual_copying(_small(), 0, 1),
     "VirtualHeads": _one_pass(paths.virtual_heads),
     "VirtualWeights": _weights(from_weights.virtual_weights),
+    "OutputGates": _one_pass(frozen.output_gates),
     "QueryKeyScales": _one_pass(frozen.query_key_scales),
     "WriteProjections": _one_pass(frozen.write_projections, directions=torch.ones(16, dtype=torch.float64)),
     "WriteShares": _one_pass(frozen.write_shares),

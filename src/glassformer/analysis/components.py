@@ -88,10 +88,21 @@ def vector_sites(embed: Embedding) -> list[str]:
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
 
 
+def require_one_pattern(part: AttentionLayer, analysis: str) -> None:
+    """Raise `NoPattern` unless each head has one pattern, which multiplies its values, up to a scale."""
+    require_pattern(part, analysis)
+    if not part.traits.one_pattern:
+        raise NoPattern(
+            f'{analysis}: heads of layer {part.dims.layer} ("{part.config.mixer.kind}") have '
+            f"{part.mixer.traits.value_streams} values with a pattern each, so no one pattern says where they look.\n"
+            "    What they write on behalf of each token: analysis.attribution.source_effects(run)."
+        )
+
+
 def require_pattern(part: AttentionLayer, analysis: str) -> None:
-    """Raise `NoPattern` unless mixed values are a pattern times values, up to a scale."""
+    """Raise `NoPattern` unless mixed values are patterns times values, up to a scale."""
     linear = part.traits.linear_in_value
-    if linear not in ("exact", "scaled"):
+    if not part.traits.has_patterns:
         raise NoPattern(
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
             "has no pattern that multiplies values.\n"

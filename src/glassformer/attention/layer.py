@@ -14,7 +14,7 @@ from glassformer.attention.context import Context
 from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tapped, visited
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
-from glassformer.attention.mixer import Dims, MixerConfig, Traits
+from glassformer.attention.mixer import Dims, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
@@ -220,7 +220,14 @@ class AttentionLayer(SubLayerModule):
     @property
     def at_write(self) -> str:
         """Site that stands for what a head writes, and for nothing else: z where that is z W_O, head_out elsewhere."""
-        return self.at.z if self.merge.linear and self.merge.gate is None else self.at.head_out
+        return self.at.head_out if self.merge.multiplies else self.at.z
+
+    def by_stream(
+        self, pattern: Float[Tensor, "batch *value_stream head query key"], value: Tensor
+    ) -> tuple[Float[Tensor, "batch value_stream head query key"], Float[Tensor, "batch value_stream head key d_z"]]:
+        """Return patterns and values of a run by value stream, whose products sum to z: see `Mixer.addends`."""
+        patterns = pattern if self.mixer.traits.value_streams > 1 else pattern[:, None]
+        return patterns, self.mixer.addends(per_query_head(value, pattern))
 
     @property
     def traits(self) -> Traits:

@@ -55,6 +55,25 @@ class MergeHeads(nn.Module):
         """Whether what is written is linear in z with nothing frozen."""
         return self.config.norm is None
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether anything multiplies mixed values on their way to the output matrix: a norm, a gate."""
+        return not self.linear or self.gate is not None
+
+    def multiplier(
+        self, x: Float[Tensor, "batch pos d_model"], scale: Float[Tensor, "batch head pos"] | None
+    ) -> Float[Tensor, "batch head pos d_z"]:
+        """Return what each number of the mixed values is multiplied by at each position: gain over scale, and gate.
+
+        With this held, what a head writes is linear in what it mixes: `(z * multiplier) @ matrix()`.
+
+        Args:
+            x: What the gate reads; without one, anything with its positions.
+            scale: What the norm divides by, or None without a norm; ones leave it out.
+        """
+        ones = x.new_ones(x.shape[0], self.dims.n_heads, x.shape[1], self.dims.d_z)
+        return self.prepare(ones, x, scale).unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2)
+
     def scale(self, z: Float[Tensor, "batch head pos d_z"]) -> Float[Tensor, "batch head pos"]:
         """Return the root mean square that z is divided by, per head (equal for all heads if normed together)."""
         square = z.float().square() if z.dtype != torch.float64 else z.square()

@@ -126,6 +126,11 @@ class Traits:
         return self.bilinear_scores or self.capped_scores
 
     @property
+    def has_patterns(self) -> bool:
+        """Whether patterns multiply the values of each head: one, or one for each value."""
+        return self.linear_in_value in ("exact", "scaled", "grouped")
+
+    @property
     def n_joined(self) -> int:
         """How many mixed values lie side by side in z."""
         return self.value_streams if self.value_merge == "concat" else 1
@@ -360,6 +365,20 @@ class Mixer(nn.Module):
         if self.traits.value_streams == 1:
             return mixed
         return mixed.sum(1) if self.traits.value_merge == "sum" else mixed.permute(0, 2, 3, 1, 4).flatten(-2)
+
+    def addends(
+        self, v: Float[Tensor, "*value_stream head key d_value"]
+    ) -> Float[Tensor, "*lead value_stream head key d_z"]:
+        """Return values as addends of z, with an axis of streams, of size one where heads have one value.
+
+        z is the sum over streams and keys of patterns times these: of values that are joined, each stands in its place.
+        """
+        n, width = self.traits.value_streams, v.shape[-1]
+        if n == 1:
+            return v.unsqueeze(-4)
+        if self.traits.value_merge == "sum":
+            return v
+        return torch.stack([F.pad(one, (i * width, (n - 1 - i) * width)) for i, one in enumerate(v.unbind(-4))], -4)
 
     def pattern(
         self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None

@@ -9,9 +9,12 @@ Sub-layers of one block that all read the same stream have the same `entry`: wha
 read. Whoever asks how a block is wired asks here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
 
 from glassformer.attention import AttentionLayer, SubLayerModule
 from glassformer.models.block import Block
@@ -96,6 +99,29 @@ class SubLayer:
     def self_attention(self) -> AttentionLayer | None:
         """The layer, if it is attention to the stack's own positions."""
         return None if self.crosses else self.attention
+
+    @property
+    def multiplier_sites(self) -> list[str]:
+        """Sites that `multiplier` reads: scale of a norm on mixed values, what a gate reads; none without either."""
+        if self.attention is None or not self.attention.merge.multiplies:
+            return []
+        merge = self.attention.merge
+        scale = [] if merge.linear else [self.attention.at.z_scale]
+        return scale if merge.gate is None else [*scale, self.at_read]
+
+    def multiplier(self, read: Callable[[str], Tensor]) -> Float[Tensor, "batch head pos d_z"] | None:
+        """Return what mixed values were multiplied by before the output matrix, in a run; None for nothing.
+
+        Args:
+            read: Returns what the run has of a site, `multiplier_sites` among them.
+        """
+        if self.attention is None or not self.attention.merge.multiplies:
+            return None
+        merge = self.attention.merge
+        scale = None if merge.linear else read(self.attention.at.z_scale)
+        # without a gate only how many positions there are
+        x = read(self.at_read) if scale is None or merge.gate is not None else scale.mT
+        return merge.multiplier(x, scale).detach()
 
     @property
     def crosses(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis import Run
-from glassformer.analysis.components import require_pattern
+from glassformer.analysis.components import require_one_pattern
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
@@ -69,7 +69,7 @@ class Looking:
         """Return the sites that a stage is made of; raises `AnalysisUnavailable` where the mechanism has no such."""
         traits, kind = self.part.traits, self.part.config.mixer.kind
         if stage in ("weights", "value_weighted"):
-            require_pattern(self.part, f"the pattern of {self.of}")
+            require_one_pattern(self.part, f"the pattern of {self.of}")
         if stage == "scores" and not traits.has_scores:
             raise AnalysisUnavailable(f'{self.of}: "{kind}" makes its pattern without scores. Look at its weights.')
         if stage == "products" and not traits.bilinear_raw_scores:

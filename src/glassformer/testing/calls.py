@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glassformer import weights
 from glassformer.analysis.cards import card_of
+from glassformer.analysis.frozen import with_gates
 from glassformer.analysis.learning import History, trajectory
 from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
@@ -173,6 +175,12 @@ class _Fits:
         return model
 
     @property
+    def weights(self) -> Any:
+        """What analyses of what heads move take: the model, or its weights with the gates of a text."""
+        gated = any(site.quantity == "gate_in" for site in self.model.sites("*").values())
+        return with_gates(weights.of(self.model, fold=True), *self.subject.inputs) if gated else self.model
+
+    @property
     def run(self) -> History:
         return _InMemory(Path("in memory"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
 
@@ -193,7 +201,14 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
     "first": lambda fits: fits.heads[0], "second": lambda fits: fits.heads[-1],
 }  # fmt: skip
 
+# of weights that may be held as they were on a text
+_OF_WEIGHTS = (
+    "composition", "copying", "copying_rates", "induction_circuits", "skip_trigrams", "token_circuits", "token_pairs",
+    "erasers",
+)  # fmt: skip
+
 _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
+    **dict.fromkeys(_OF_WEIGHTS, lambda fits: {"model": fits.weights}),
     "input_gradients": lambda fits: {"steps": 2},
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
     "find_pattern": lambda fits: {"text": fits.ids[:1, : fits.subject.inputs[-1].shape[1]]},
@@ -202,8 +217,8 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),
-    "crossed_cost": lambda fits: {"crossed": crossed_trigrams(fits.model, **_crossed(fits)), "ids": fits.ids},
-    "virtual_copying": lambda fits: {"first": 0, "second": 1},
+    "crossed_cost": lambda fits: {"crossed": crossed_trigrams(**_crossed(fits)), "ids": fits.ids},
+    "virtual_copying": lambda fits: {"model": fits.weights, "first": 0, "second": 1},
     "answered": lambda fits: {
         "model": fits.reading_words, "pairs": Pairs((Pair("a b", "a c", 1, 2), Pair("f b", "f c", 3, 2)))
     },
@@ -231,4 +246,5 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
 
 def _crossed(fits: _Fits) -> dict[str, Any]:
     rules = [[0, 1, 2, 3], [0, 1, 4, 5]]
-    return {"documents": rules, "sources": [1], "destinations": [2, 4], "outputs": [3, 5], "context": [0]}
+    tokens = {"sources": [1], "destinations": [2, 4], "outputs": [3, 5], "context": [0]}
+    return {"model": fits.weights, "documents": rules, **tokens}

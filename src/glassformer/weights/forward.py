@@ -158,7 +158,7 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     q, k, v = projection.placed(made, inputs)
     z, _ = module.mixer(q, k, v, x, module.positions.within(context), None, None)
     if a.gain is not None:
-        z = z / module.merge.scale(z)[..., None] * a.gain[:, None]
+        z = (z if a.held else z / module.merge.scale(z)[..., None]) * a.gain[:, None]
     if a.gate is not None:
         weight, bias = a.gate
         gate = x @ weight if bias is None else x @ weight + bias

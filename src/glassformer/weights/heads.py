@@ -62,7 +62,8 @@ class AttentionWeights:
         O: Mixed values into what is written.
         bQ: Bias of the queries, `head d_head`, or None; bK, bV alike.
         bO: Bias of what is written, `d_model`.
-        gain: Constant factor on the mixed values, `head d_value`, where the layer norms them.
+        gain: What multiplies mixed values, `head d_value`: a constant, up to the norm's scale, where the layer norms
+            them; where scale and gate are `held`, all of it.
         after: Gain of the norm behind the layer, `d_model`, in sandwich blocks; `ov` includes it.
         Q_position: What position vectors are read through; Q itself, except where a norm's gain was folded into Q but
             positions enter behind that norm (query-key-only positions).
@@ -76,6 +77,8 @@ class AttentionWeights:
         head: Index of the head, if it is only one: then Q, K, V, O still have a head axis, of size one.
         whole: The layer it is a head of, then.
         bare: Whether the norms of queries and keys are left out of account.
+        held: Whether norm and gate on mixed values stand as they did at a place of a run: see `holding`.
+        value: Which of several values of its heads it is of; None for all: see `by_value`.
     """
 
     Q: Float[Tensor, "head *stream d_model d_head"]
@@ -99,6 +102,8 @@ class AttentionWeights:
     head: int | None = None
     whole: "AttentionWeights | None" = None
     bare: bool = False
+    held: bool = False
+    value: int | None = None
 
     @property
     def layer(self) -> int:
@@ -117,7 +122,8 @@ class AttentionWeights:
     def labels(self) -> list[str]:
         """Names of the heads."""
         heads = range(self.module.dims.n_heads) if self.head is None else [self.head]
-        return [head_label(self.stack, self.part, self.layer, h) for h in heads]
+        found = [head_label(self.stack, self.part, self.layer, h) for h in heads]
+        return found if self.value is None else [f"{label}/{self.value}" for label in found]
 
     @property
     def group(self) -> Int[Tensor, " head"]:
@@ -143,7 +149,7 @@ class AttentionWeights:
         h = head % n
         kv = h // (n // len(self.K))
         one, shared = slice(h, h + 1), slice(kv, kv + 1)
-        width = self.module.dims.d_value
+        width = self.module.dims.d_z
         gate = self.gate
         if gate is not None:
             columns = slice(h * width, (h + 1) * width)
@@ -155,10 +161,42 @@ class AttentionWeights:
             head=h if self.head is None else self.head, whole=self if self.whole is None else self.whole,
         )  # fmt: skip
 
+    def by_value(self) -> list["AttentionWeights"]:
+        """The layer once for each value of its heads, with what makes it and what becomes of it; itself for one value.
+
+        Labels have the number of the value behind the head, `L0H1/0`. Queries and keys are those of the layer.
+        """
+        traits, width = self.module.mixer.traits, self.module.dims.d_value
+        if traits.value_streams == 1 or self.value is not None:
+            return [self]
+        joined, found = traits.value_merge == "concat", list["AttentionWeights"]()
+        for i in range(traits.value_streams):
+            own = slice(i * width, (i + 1) * width)
+            found.append(
+                dataclasses.replace(
+                    self, V=self.V[..., own], bV=None if self.bV is None else self.bV[:, own], value=i,
+                    O=self.O[:, own] if joined else self.O,
+                    gain=self.gain[:, own] if joined and self.gain is not None else self.gain,
+                )
+            )  # fmt: skip
+        return found
+
+    def holding(self, multiplier: Float[Tensor, "head d_value"]) -> "AttentionWeights":
+        """Return the layer with what multiplies its mixed values held: a norm's gain over its scale, times a gate.
+
+        Its OV circuits are then those of the place that the numbers are of, or of many if they are a mean over these:
+        OV is linear in them.
+
+        Args:
+            multiplier: Of every head, `output_gates(run).at(layer, position)`.
+        """
+        return dataclasses.replace(self, gain=multiplier.to(self.O), gate=None, held=True)
+
     def ov(self) -> Factored:
         """OV circuit of each head, what it moves: out = pattern @ x @ OV. Batch axes: `head`.
 
-        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included.
+        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included;
+        with what multiplies mixed values held (`holding`), in units of the run.
 
         Raises:
             AnalysisUnavailable: The mechanism's output is not linear in its values, or a gate multiplies it.
@@ -317,20 +355,26 @@ class AttentionWeights:
 
     def require_ov(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless what is written is linear in what values read, given the pattern."""
-        kind, linear = self.module.mixer.config.kind, self.module.mixer.traits.linear_in_value
-        if not self.module.mixer.traits.one_pattern:
+        kind, traits = self.module.mixer.config.kind, self.module.mixer.traits
+        linear = traits.linear_in_value
+        if not traits.one_pattern and not (traits.has_patterns and self.value is not None):
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{kind}" (linear_in_value="{linear}"), so no single matrix '
                 "says what a head moves.\n"
                 "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+                + (" Of several values each has one: w[…].by_value()." if traits.has_patterns else "")
             )
         if self.gate is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
                 "head moves differs by position.\n"
-                "    analysis.attribution.source_effects(run) freezes the gate at one position."
+                "    Give weights with the gates of a text in place of the model: "
+                "analysis.frozen.output_gates(run).hold(model). Whatever a gate does, V says what is read, and rows of "
+                "O span what is written: analysis.subspaces.overlaps(model)."
             )
         self._require_matrices(analysis, "values")
+        if self.held:
+            tell([HELD])
 
     def require_bilinear(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless raw scores are bilinear in what query and key read, norms' scales held.
@@ -402,6 +446,10 @@ CAPPED = Note(
     sentence("Scores of this model are capped."),
     sentence("What is said of scores is said of raw ones, before the cap, which leaves them in their order."),
 )
+HELD = Note(
+    sentence("Gates on mixed values differ by position."),
+    sentence("What is said of what heads move holds with gates, and scales of norms, as they were on the text given."),
+)
 UP_TO_SCALES = Note(
     sentence("Queries and keys of this model are normed."),
     sentence("Circuits between them are given up to what the norms divide by, one positive number per query and key."),
@@ -430,12 +478,12 @@ def attention_views(
         b_q, b_k, b_v = detached(projection.qkv.bias).split(projection.widths)
         inner = (dims.d_head,) if streams == 1 else (streams, dims.d_head)
         b_q, b_k = b_q.unflatten(0, (-1, *inner)), b_k.unflatten(0, (-1, *inner))
-        b_v = b_v.unflatten(0, (-1, dims.d_value))
+        b_v = b_v.unflatten(0, (dims.n_kv_heads, -1))
     gain = None
     if not merge.linear:
-        ones = q.new_ones(dims.n_heads, dims.d_value)
+        ones = q.new_ones(dims.n_heads, dims.d_z)
         own = None if merge.gain is None else detached(merge.gain)
-        own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_value))
+        own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_z))
         gain = ones * merge.config.factor * (1.0 if own is None else own)
     gate = None if merge.gate is None else (detached(merge.gate.weight).mT, None)
     after_gain = None

@@ -72,7 +72,7 @@ def test_the_file_of_the_table_is_what_it_writes() -> None:
 
 def lacking(needed: tuple[str, ...], traits: Traits) -> list[str]:
     """Return which of the traits that an analysis assumes are not there."""
-    has = {"linear_in_value": traits.linear_in_value in ("exact", "scaled")}
+    has = {"linear_in_value": traits.has_patterns}
     return [name for name in needed if not has.get(name, getattr(traits, name))]
 
 

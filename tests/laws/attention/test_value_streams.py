@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
-from glassformer import analysis
+from glassformer import analysis, weights
+from glassformer.analysis.cards import cards
 from glassformer.attention import (
     Attention,
     Convolved,
@@ -31,6 +32,7 @@ from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
 from glassformer.models import BlockConfig, DecoderConfig
 from glassformer.models.stack import make_context, tensors, with_source
 from glassformer.testing import close
+from glassformer.testing.applies import built as built_model, outcome
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 from glassformer.trace import site
 
@@ -175,14 +177,74 @@ def test_by_default_a_heads_values_are_together_as_wide_as_its_queries() -> None
     assert Attention(3, mixer=LikeAndUnlikeSummed()).dims(12, 8).d_value == 4
 
 
+def model_of(mixer: MixerConfig) -> Any:
+    fields: dict[str, Any] = {"projection": Separate(bias=True), "merge": Merge(bias=True), "positions": Rope()}
+    layer = BlockConfig((Attention(4, 2, 3, 5, mixer=mixer, **fields),))
+    return randomise(DecoderConfig(11, 16, (layer, layer), max_len=8).build().double().eval(), std=0.4)
+
+
+IDS = torch.tensor([[1, 2, 3, 1, 2, 7]])
+
+
+@every
+def test_patterns_times_the_circuits_of_all_values_are_what_a_head_writes(mixer: MixerConfig) -> None:
+    model = model_of(mixer)
+    run = gf.run(model, IDS, read="*")
+    w = weights.of(model, augment=True)
+    for layer in w:
+        x, patterns = run[w.sub_layers[layer.path].at_read].values[0], run[f"{layer.path}.pattern"].values[0]
+        x = torch.cat((x, torch.ones_like(x[:, :1])), -1)
+        moved = [p @ x @ one.ov().dense() for p, one in zip(patterns, layer.by_value())]
+        close(torch.stack(moved).sum(0)[..., :-1], run[f"{layer.path}.head_out"].values[0])
+        assert [one.labels[1] for one in layer.by_value()] == [f"L{layer.layer}H1/0", f"L{layer.layer}H1/1"]
+        close(layer.by_value()[1][2].ov().dense()[0], layer[2].by_value()[1].ov().dense()[0])
+
+
+@every
+def test_what_heads_bring_from_each_source_adds_up_over_their_values(mixer: MixerConfig) -> None:
+    model = model_of(mixer)
+    run = gf.run(model, IDS, read="*")
+    split = analysis.attribution.direct_logit_attribution(run, answer=3)
+    heads = [label for label in split.contributions.labels("component") if "H" in str(label)]
+    whole = torch.stack([split.contributions.select(component=label).values for label in heads])
+    own = analysis.attribution.source_effects(run, answer=3).contributions
+    close(own.values.sum(-1).flatten(), whole)
+    by_key = analysis.paths.source_map(run, answer=3)
+    close(by_key.values.sum(-1).double(), whole)
+    close(by_key.values.double(), own.values.reshape(by_key.values.shape))
+    paths = analysis.paths.expand_paths(run, answer=3).paths
+    close(torch.tensor(sum(path.value for path in paths), dtype=torch.float64), split.total.values.reshape(()))
+    through = [path.value for path in paths if path.heads == ("L0H1", "L1H2")]
+    found = analysis.paths.path_sources(run, heads=["L0H1", "L1H2"], answer=3)
+    constants = [path.value for path in paths if path.heads == ("L0H1", "L1H2") and path.source == "values bias"]
+    close(found.values.sum().double(), torch.tensor(sum(through) - sum(constants), dtype=torch.float64))
+    wrote = analysis.frozen.write_sources(run, label="L1H2", position=4)
+    close(wrote.values.sum(0), run["blocks.1.attn.head_out"].values[0, 2, 4])
+    edits = analysis.frozen.frozen_edits(run)
+    close(gf.run(model, IDS, edit=edits).logits, run.logits)
+    norms = analysis.token_flow.value_norms(run)
+    brought = torch.stack(
+        [analysis.frozen.write_sources(run, label=str(label), position=5).values.norm(dim=-1) for label in heads]
+    )
+    close(norms.written.values[:, 5], brought)
+
+
+@every
+@pytest.mark.parametrize("analysis", ["acdc", "composition", "copying", "source_effects"])
+def test_judges_come_to_the_same_numbers(analysis: str, mixer: MixerConfig) -> None:
+    card = next(card for card in cards() if card.name == analysis)
+    assert outcome(card, built_model(mixer=mixer)).compared
+
+
 def test_analyses_that_need_one_pattern_per_head_refuse() -> None:
-    layer = BlockConfig((Attention(2, mixer=LikeAndUnlike()),))
-    model = randomise(DecoderConfig(11, 16, (layer,), max_len=8).build().double().eval())
-    run = gf.run(model, torch.tensor([[1, 2, 3]]), read="*")
-    with pytest.raises(NoPattern, match="no pattern that multiplies values"):
+    model = model_of(LikeAndUnlike())
+    run = gf.run(model, IDS, read="*")
+    with pytest.raises(NoPattern, match="2 values with a pattern each, so no one pattern says where they look"):
         analysis.token_flow.rollout(run, signed="absolute")
-    with pytest.raises(AnalysisUnavailable, match="mixes several values in each head"):
-        analysis.circuits.circuit_graph(model)
+    with pytest.raises(NoPattern, match="2 values with a pattern each"):
+        analysis.paths.composed_pattern(run, first="L0H0", second="L1H0")
+    with pytest.raises(AnalysisUnavailable, match=r"no single matrix .*\n.*by_value\(\)"):
+        weights.of(model)["L0H1"].ov()
 
 
 def test_the_grid_of_an_input_reaches_the_mechanism() -> None:

@@ -27,7 +27,7 @@ from glassformer.analysis.places import Answers, Places, Positions, labelled_at,
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 
 NormMode = Literal["frozen", "live"]
 _Parts = Iterator[tuple[list[Component], Tensor]]
@@ -155,19 +155,10 @@ def direct_logit_attribution(
     )
 
 
-def _merge_sites(part: AttentionLayer, reads: str) -> list[str]:
-    """Return the sites from which a layer's heads are taken without building what they write."""
-    return [part.at.z] + ([] if part.merge.linear else [part.at.z_scale]) + ([] if part.merge.gate is None else [reads])
-
-
-def _mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Float[Tensor, "row place head d_value"]:
+def _mixed_values(run: Run, layer: SubLayer, part: AttentionLayer, at: Places) -> Float[Tensor, "row place head d_z"]:
     """Return what the output matrix reads: mixed values, normed and gated, by head."""
-    z = at.of_heads(run[part.at.z].values)
-    if part.merge.linear and part.merge.gate is None:
-        return z
-    scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
-    x = z if part.merge.gate is None else at.of_stream(run[reads].values)
-    return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
+    z, factor = run[part.at.z].values, layer.multiplier(lambda site: run[site].values)
+    return at.of_heads(z if factor is None else z * factor)
 
 
 def _component_sites(model: ModelLike, done: Run | None = None) -> list[str]:
@@ -181,7 +172,7 @@ def _component_sites(model: ModelLike, done: Run | None = None) -> list[str]:
         if done is not None and (whole in done or whole in done.edited):
             names.append(whole)
         else:
-            names += _merge_sites(layer.attention, layer.at_read)
+            names += [layer.attention.at.z, *layer.multiplier_sites]
     return names + [site for site in scale_sites(model) if site not in names]
 
 
@@ -247,6 +238,6 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
         directions = u.spread(u.distinct)[..., None, :]
         effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
         return effect if scale is None else scale.of_vectors(written, effect)
-    mixed, matrix = _mixed_values(run, part, write.layer.at_read, at), part.merge.matrix()
+    mixed, matrix = _mixed_values(run, write.layer, part, at), part.merge.matrix()
     effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)

@@ -20,7 +20,7 @@ from glassformer.analysis.components import head_labels, require_pattern
 from glassformer.analysis.frozen.directions import PulledDirections, Write, pull_back
 from glassformer.analysis.places import Answers, Places, Positions, key_labels, labelled_at, places
 from glassformer.analysis.question import question
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, UnknownAxis
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
@@ -202,19 +202,14 @@ def by_key(run: Run, path: PulledDirections, at: Places, chosen: Sequence[SubLay
 
 
 def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Tensor, "row place head key"]:
-    u, pattern = write.directions, at.of_heads(run[part.at.pattern].values)
+    u, (patterns, values) = write.directions, part.by_stream(run[part.at.pattern].values, run[part.at.value].values)
     through = u.through(part.merge)
-    if not part.merge.linear or part.merge.gate is not None:
-        # norm and gate multiply mixed values one by one: what they make of ones is what they multiply by
-        ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
-        scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
-        gated = part.merge.gate is not None
-        x = at.of_stream(run[write.layer.at_read].values) if gated else ones
-        factor = part.merge.prepare(ones.transpose(1, 2), x, scale)
-        through = through * factor.detach().unflatten(-1, ones.shape[-2:])
-    value = run[part.at.value].values
-    moved = through.transpose(1, 2) @ per_query_head(value, pattern.transpose(1, 2)).mT
-    return pattern * moved.transpose(1, 2) * u.factor[..., None, None]
+    factor = write.layer.multiplier(lambda site: run[site].values)
+    through = through if factor is None else through * at.of_heads(factor)
+    through, found = through.transpose(1, 2), torch.zeros(())
+    for pattern, value in zip(patterns.unbind(1), values.unbind(1)):
+        found = found + at.of_heads(pattern) * (through @ value.mT).transpose(1, 2)
+    return found * u.factor[..., None, None]
 
 
 def _labelled(
@@ -231,8 +226,7 @@ def _sites(layer: SubLayer) -> list[str]:
     part = layer.attention
     assert part is not None, "these are attention layers"
     require_pattern(part, "source_effects")
-    scale = [] if part.merge.linear else [part.at.z_scale]
-    return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [layer.at_read])]
+    return [part.at.pattern, part.at.value, *layer.multiplier_sites]
 
 
 def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer]:

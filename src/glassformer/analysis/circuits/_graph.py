@@ -215,11 +215,6 @@ def _require_values(part: AttentionLayer) -> None:
             "whose heads do not mix values, so there are no queries, keys and values to tell apart.\n"
             "    Whole sub-layers can be patched: sweep over their out sites."
         )
-    if part.mixer.traits.value_streams > 1:
-        raise AnalysisUnavailable(
-            f'circuit_graph: layer {part.dims.layer} uses "{part.config.mixer.kind}", which mixes several values in '
-            "each head.\n    Whole sub-layers can be patched: sweep over their out sites."
-        )
     if not part.projection.values_by_position:
         raise AnalysisUnavailable(
             f"circuit_graph: layer {part.dims.layer} mixes queries, keys and values with those just before them "

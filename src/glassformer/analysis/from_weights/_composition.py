@@ -127,6 +127,7 @@ class Composition(Result):
 @question(
     "Which heads read what earlier heads write?",
     of="weights",
+    holds=("gates",),
     judge="norms of whole products of the matrices",
 )
 def composition(
@@ -144,8 +145,8 @@ def composition(
     """Score Q-, K- and V-composition of every pair of heads, from weights alone.
 
     In post-norm models a write is carried through the gains of the norms that stand on the stream before it is read. A
-    head with two maps is read by both: squared norms add up. Cross-attention has Q-composition with earlier decoder
-    heads, K- and V-composition with the encoder's.
+    head with two maps, or several values, has what each of them reads or writes: squared norms add up. Cross-attention
+    has Q-composition with earlier decoder heads, K- and V-composition with the encoder's.
 
     Args:
         model: A model, whose weights are folded first; or weights (`weights.of`), taken as they are, in memory or read

@@ -99,6 +99,7 @@ class CopyingRates(Result):
 @question(
     "Which heads copy tokens, by the eigenvalues of their circuits?",
     of="weights",
+    holds=("gates",),
     judge="eigenvalues of the whole circuit, vocabulary by vocabulary",
 )
 def copying(
@@ -120,7 +121,7 @@ def copying(
     """
     w = weights.matrices(model)
     w.model.require_one_vocabulary("copying by eigenvalues")
-    layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"))
+    layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"), by_value=True)
     ids = None if tokens is None else token_choice(w, tokens)
     grams = _Grams(w, ids)
     values = [decompositions.eigenvalues(_small(layer, grams[layer])) for layer in layers]
@@ -152,7 +153,7 @@ def copying(
     )
 
 
-@question("Which heads raise the token they look at above others?", of="weights")
+@question("Which heads raise the token they look at above others?", of="weights", holds=("gates",))
 def copying_rates(
     model: WeightsLike,
     heads: Several[str] | None = None,
@@ -173,7 +174,7 @@ def copying_rates(
     """
     w = weights.matrices(model)
     w.model.require_one_vocabulary("copying by rows")
-    layers, left_out = layers_for(w, heads, _check(w, "copying by rows"))
+    layers, left_out = layers_for(w, heads, _check(w, "copying by rows"), by_value=True)
     ids = token_choice(w, tokens)
     picked = torch.arange(len(ids), device=ids.device)
     if rows is not None and rows < len(ids):

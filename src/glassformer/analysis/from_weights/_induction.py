@@ -37,7 +37,7 @@ from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights.selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights.token_reads import Through, TokenReads, TokenSums, by_position
-from glassformer.analysis.frozen import QueryKeyScales, query_key_scales
+from glassformer.analysis.frozen import QueryKeyScales, query_key_scales, with_gates
 from glassformer.analysis.heads.roles import head_scores, repeated_inputs
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
@@ -176,7 +176,7 @@ class MatchingTrace(Result):
     left_out: LeftOut
 
 
-@question("Which pairs of heads could do induction?", of="weights", holds=("query-key scales",))
+@question("Which pairs of heads could do induction?", of="weights", holds=("query-key scales", "gates"))
 def induction_circuits(
     model: WeightsLike,
     *,
@@ -259,7 +259,7 @@ def induction_circuits(
     )
 
 
-@question("Which heads match prefixes, foretold from weights?", of="weights", holds=("query-key scales",))
+@question("Which heads match prefixes, foretold from weights?", of="weights", holds=("query-key scales", "gates"))
 def matching_trace(
     model: WeightsLike,
     *,
@@ -271,7 +271,7 @@ def matching_trace(
     """Foretell from weights which heads match prefixes, and compare with what they do on repeated random tokens.
 
     What heads do enters through attention to the previous token, as in the paper, to the token itself (`stream`), and
-    through the means of what norms of queries and keys divide by on those tokens.
+    through the means of gates, and of what norms of queries and keys divide by, on those tokens.
 
     Args:
         model: A decoder or an encoder-decoder.
@@ -286,6 +286,7 @@ def matching_trace(
     Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
     """
     w, offsets = weights.matrices(model), tuple(offsets)
+    w = with_gates(w, *repeated_inputs(w.model, seed=seed))
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     measured = head_scores(w.model, seed=seed).scores

@@ -226,7 +226,7 @@ def offset_sites(model: ModelLike) -> list[str]:
     return found
 
 
-@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("linear_in_value",))
+@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("one_pattern",))
 def offset_scores(
     run: Any,
     text: Any = None,

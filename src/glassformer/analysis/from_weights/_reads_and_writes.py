@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -92,15 +93,15 @@ def sides(
         made = {
             "Q": partial(_per_stream, layer, touching["Q"], weighted["K"], turned(-1), rooted),
             "K": partial(_per_stream, layer, touching["K"], weighted["Q"], turned(+1), rooted),
-            "V": lambda: side(touching["V"], _with_gain(layer, touching["write"]), rooted=rooted),
+            "V": lambda: side(touching["V"], _outputs(layer, _with_gain(layer, touching["write"])), rooted=rooted),
         }
-    made["write"] = lambda: side(touching["write"], _with_gain(layer, weighted["V"]), rooted=rooted)
+    made["write"] = lambda: side(touching["write"], _with_gain(layer, _inputs(layer, weighted["V"])), rooted=rooted)
     found: dict[str, Side] = {}
     missing: dict[str, str] = {}
     for name in wanted:
         try:
             if name == "write" or (name == "V" and form == "product"):
-                layer.require_ov("composition")
+                layer.by_value()[0].require_ov("composition")
             elif form == "product":
                 layer.require_bilinear("composition")
             found[name] = made[name]()
@@ -132,6 +133,24 @@ def _with_gain(layer: AttentionWeights, matrix: Tensor) -> Tensor:
         return matrix
     matrix = matrix[layer.group] if len(matrix) < len(layer.gain) else matrix
     return matrix * layer.gain[:, None].to(matrix.dtype)
+
+
+def _inputs(
+    layer: AttentionWeights, values: Float[Tensor, "kv_head d_model d_values"]
+) -> Float[Tensor, "kv_head n d_z"]:
+    """Return what mixed values are made of: of several in a head each by itself, below each other."""
+    n = layer.module.mixer.traits.value_streams
+    if n == 1:
+        return values
+    return layer.module.mixer.addends(values.unflatten(-1, (n, -1)).movedim(-2, 0)).movedim(0, 1).flatten(1, 2)
+
+
+def _outputs(layer: AttentionWeights, write: Float[Tensor, "head d_model d_z"]) -> Float[Tensor, "head n d_values"]:
+    """Return what becomes of values: of several in a head each by itself, below each other."""
+    traits, width = layer.module.mixer.traits, layer.module.dims.d_value
+    n = traits.value_streams
+    parts = write.chunk(n, -1) if traits.value_merge == "concat" else [write] * n
+    return torch.cat([F.pad(part, (i * width, (n - 1 - i) * width)) for i, part in enumerate(parts)], -2)
 
 
 def _alone(matrix: Tensor, heads: int, rooted: bool) -> Side:

@@ -17,18 +17,24 @@ LeftOut = dict[str, str]
 
 
 def layers_for(
-    w: HeadWeights, heads: Sequence[str] | None, check: Callable[[AttentionWeights], object]
+    w: HeadWeights, heads: Sequence[str] | None, check: Callable[[AttentionWeights], object], *, by_value: bool = False
 ) -> tuple[list[AttentionWeights], LeftOut]:
     """Return the layers to look at (single heads, if some are named), and for all other heads why not.
 
     Without names, heads for which the analysis is not defined are left out; a head that is named has to be defined.
+
+    Args:
+        w: The weights.
+        heads: Labels, or None.
+        check: Raises for a layer for which the analysis is not defined.
+        by_value: Give a layer whose heads have several values once for each: see `AttentionWeights.by_value`.
 
     Raises:
         AnalysisUnavailable: A named head, or every head, lacks what `check` asks for.
     """
     left_out: LeftOut = {}
     if heads is not None:
-        found = [w[label] for label in heads]
+        found = [one for label in heads for one in (w[label].by_value() if by_value else [w[label]])]
         for layer in found:
             check(layer)
         return found, left_out
@@ -36,8 +42,9 @@ def layers_for(
     reason: AnalysisUnavailable | None = None
     for layer in w.attention:
         try:
-            check(layer)
-            found.append(layer)
+            every = layer.by_value() if by_value else [layer]
+            check(every[0])
+            found += every
         except AnalysisUnavailable as error:
             reason = error
             left_out |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])

@@ -98,10 +98,11 @@ class TokenReads:
     def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
         """Return what heads write of the token they stand on, as far as they attend to it."""
         current = self.current[layer.path].to(rows)
-        if self.through == "token" or layer.gain is not None or not current.any():
+        # how much of a token a head writes is not known while the scale of a norm on mixed values is not
+        if self.through == "token" or (layer.gain is not None and not layer.held) or not current.any():
             return None
-        ov = torch.einsum("hde,hef->df", layer.V[layer.group] * current[:, None, None], layer.O)
-        return rows @ ov
+        value = layer.V[layer.group] if layer.gain is None else layer.V[layer.group] * layer.gain[:, None]
+        return rows @ torch.einsum("hde,hef->df", value * current[:, None, None], layer.O)
 
 
 class TokenSums:

@@ -2,6 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from glassformer.analysis.frozen._output_gates import (
+    OutputGates as OutputGates,
+    output_gates as output_gates,
+    with_gates as with_gates,
+)
 from glassformer.analysis.frozen._query_key_scales import (
     QueryKeyScales as QueryKeyScales,
     query_key_scales as query_key_scales,

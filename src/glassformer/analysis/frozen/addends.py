@@ -13,7 +13,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import Component, bias_of, vector_sites, written_by
 from glassformer.analysis.frozen.norm import FrozenNorm
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, UnknownSite, nearest
 from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
 
@@ -51,10 +51,8 @@ def source_sites(model: ModelLike) -> list[str]:
     names: list[str] = []
     for layer in require_model(model).sub_layers():
         part = layer.attention
-        if part is not None and part.traits.one_pattern:
-            names += [part.at.pattern, part.at.value]
-            names += [] if part.merge.linear else [part.at.z_scale]
-            names += [] if part.merge.gate is None else [layer.at_read]
+        if part is not None and part.traits.has_patterns:
+            names += [part.at.pattern, part.at.value, *layer.multiplier_sites]
     return names
 
 
@@ -135,26 +133,20 @@ def by_source(run: Run, layer: SubLayer, at: int, head: int) -> Float[Tensor, "k
     part = layer.attention
     assert part is not None, "heads are those of attention"
     _require_sources(run, layer)
-    gate = None if part.merge.gate is None else layer.at_read
-    scale = None if part.merge.linear else part.at.z_scale
-    pattern = run[part.at.pattern].values[:, :, at]
-    moved = pattern[..., None] * per_query_head(run[part.at.value].values, pattern[..., None])
-    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
-    scales = None if scale is None else run[scale].values[:, :, at, None].expand(moved.shape[:-1])
-    x = moved if gate is None else run[gate].values[0, at].expand(1, moved.shape[2], -1)
-    return part.merge.per_head(moved, x, scales)[0, head]
+    patterns, values = part.by_stream(run[part.at.pattern].values, run[part.at.value].values)
+    moved = torch.einsum("sk,ske->ke", patterns[0, :, head, at], values[0, :, head])
+    factor = layer.multiplier(lambda site: run[site].values)
+    return (moved if factor is None else moved * factor[0, head, at]) @ part.merge.matrix()[head]
 
 
 def _require_sources(run: Run, layer: SubLayer) -> None:
     """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
     part = layer.attention
     assert part is not None, "heads are those of attention"
-    if not part.traits.one_pattern:
+    if not part.traits.has_patterns:
         linear = part.traits.linear_in_value
         raise AnalysisUnavailable(
             f'write_sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), so no '
             "token has a share that one pattern gives.\n    The head as a whole is in direct_logit_attribution(run)."
         )
-    gate = None if part.merge.gate is None else layer.at_read
-    scale = None if part.merge.linear else part.at.z_scale
-    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "write_sources")
+    run.require([part.at.pattern, part.at.value, *layer.multiplier_sites], "write_sources")

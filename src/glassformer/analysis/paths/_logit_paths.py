@@ -251,7 +251,7 @@ def source_map(
         if i in directions:
             found = directions[i] * steps.steps[i].values(stream, bias=True)
             labels += steps.steps[i].labels
-            values.append(found.sum(-1)[0])
+            values.append(steps.steps[i].by_position(found.sum(-1)[0]))
     keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     coords: dict[str, list[Coordinate]] = {"head": list(labels)}
     coords |= {"key": keys} if values and len(keys) == values[0].shape[-1] else {}
@@ -330,9 +330,9 @@ def _below(steps: Steps, above: _Above, more: int) -> Iterator[Path]:
             piece = slice(start, start + PIECE)
             g = step.valued(write[piece])
             passed = [(label, *heads) for label in step.labels for heads in above.heads[piece]]
-            each = step.constant_values()
-            if each is not None:
-                values = torch.einsum("n b h t e, h e -> h n", g, each).flatten().tolist()
+            constant = step.constant(g)
+            if constant is not None:
+                values = constant.flatten().tolist()
                 yield from (Path("values bias", heads, value) for heads, value in zip(passed, values))
             lower = _Above(step.read(g).flatten(0, 1), tuple(passed), step.entry)
             yield from _below(steps, lower, more - 1)

@@ -6,7 +6,7 @@ values come from another stack) are no linear maps of the stream: they take part
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,9 @@ from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Unembedding
 
 Stream = Float[Tensor, "*n batch pos d_model"]
-Mixed = Float[Tensor, "*n batch head pos d_value"]
+Mixed = Float[Tensor, "*n batch head pos d_z"]
+# where values are found: at each position, once for each value stream
+Placed = Float[Tensor, "*n batch head place d_z"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,8 +34,8 @@ class Step:
         layer: The sub-layer, and where it lies.
         before: The norm it reads through.
         after: The norm behind it: of its write in a sandwich block, of the whole stream in a post-norm block.
-        pattern: Of self-attention, `batch head query key`.
-        factor: What mixed values are multiplied by (gain and gate), `batch head pos d_value`; None for one.
+        pattern: Of self-attention, `batch head query key`; of several value streams side by side, `(value_stream key)`.
+        factor: What mixed values are multiplied by (gain and gate), `batch head pos d_z`; None for one.
         scale: What they are divided by first, `batch head pos`; None for one.
         recorded: What any other sub-layer wrote, `batch pos d_model`.
         value_scale: What a norm between the matrices of values divides by, `batch pos 1`; None where there is none.
@@ -82,25 +84,36 @@ class Step:
         values, scale = self.values(x, bias=bias, live=live), self.value_scale
         if scale is not None:
             if live:
-                scale = self._attention[0].projection.scales("value", self.before(x, bias=bias, live=True))
+                scale = self._scale_of(self.before(x, bias=bias, live=True))
             values = values / scale.unsqueeze(-3)
         return self._scaled(self._attention[1] @ values, live)
 
-    def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
-        """Return what every head finds at each position, before any mixing and less `value_scale`; as for `mix`."""
+    def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Placed:
+        """Return what every head finds at each position, before any mixing and less `value_scale`; as for `mix`.
+
+        They are addends of z: of several value streams one after the other, `(value_stream pos)`.
+        """
         part, pattern = self._attention
         x = self.before(x, bias=bias, live=live)
-        values = torch.einsum("...td,hde->...hte", x, part.projection.matrix("value"))
+        values = torch.einsum("...td,shde->...shte", x, _value_matrices(part))
         own = _value_bias(part) if bias else None
-        return per_query_head(values if own is None else values + own[:, None], pattern)
+        values = per_query_head(values if own is None else values + own[..., None, :], pattern)
+        return values.movedim(-4, -3).flatten(-3, -2)
 
-    def constant_values(self) -> Float[Tensor, "head d_value"] | None:
-        """Return the part of each head's `values` that is the same at every position, or None."""
+    def by_position(self, each: Float[Tensor, "*n places"]) -> Float[Tensor, "*n pos"]:
+        """Return what there is of each place of `values` by position: sums over value streams."""
+        return each.unflatten(-1, (self._attention[0].mixer.traits.value_streams, -1)).sum(-2)
+
+    def constant(self, g: Placed) -> Float[Tensor, "head n"] | None:
+        """Return what the part of `values` that is the same at every position adds along directions of them."""
         part, _ = self._attention
         norm, own = self.before.bias, _value_bias(part)
-        shift = None if norm is None else norm @ part.projection.matrix("value")
+        shift = None if norm is None else norm @ _value_matrices(part)
         each = own if shift is None else shift if own is None else own + shift
-        return None if each is None else self._per_query_head(each)
+        if each is None:
+            return None
+        each = self._per_query_head(each, 1)
+        return torch.einsum("n b h s t e, s h e -> h n", g.unflatten(-2, (len(each), -1)), each)
 
     def write(self, z: Mixed) -> Stream:
         """Return what all heads together write, output bias aside."""
@@ -138,15 +151,16 @@ class Step:
         part, _ = self._attention
         return torch.einsum("...td,hed->...hte", u, part.merge.matrix())
 
-    def valued(self, u: Stream) -> Mixed:
+    def valued(self, u: Stream) -> Placed:
         """Return a direction of what is written as a direction of each head's `values`, where they come from."""
         g = self._attention[1].mT @ self._scaled(self.mixed(u), False)
         return g if self.value_scale is None else g / self.value_scale.unsqueeze(-3)
 
-    def read(self, g: Mixed) -> Float[Tensor, "head *n batch pos d_model"]:
+    def read(self, g: Placed) -> Float[Tensor, "head *n batch pos d_model"]:
         """Return a direction of each head's values as a direction of the stream that the head reads; heads in front."""
         part, _ = self._attention
-        u = torch.einsum("...hte,hde->h...td", g, self._per_query_head(part.projection.matrix("value")))
+        matrices = self._per_query_head(_value_matrices(part), 1)
+        u = torch.einsum("...hste,shde->h...td", g.unflatten(-2, (len(matrices), -1)), matrices)
         return self.before.adjoint(u)
 
     @property
@@ -154,8 +168,12 @@ class Step:
         assert self.attention is not None and self.pattern is not None, "only self-attention is split into heads"
         return self.attention, self.pattern
 
-    def _per_query_head(self, each: Tensor) -> Tensor:
-        return each.repeat_interleave(self.n_heads // each.shape[0], 0)
+    def _per_query_head(self, each: Tensor, axis: int) -> Tensor:
+        return each.repeat_interleave(self.n_heads // each.shape[axis], axis)
+
+    def _scale_of(self, x: Stream) -> Tensor | None:
+        """Return what a norm between the matrices of values divides by, of what is read, at each place of `values`."""
+        return _value_scale(self._attention[0], x)
 
     def _scaled(self, z: Mixed, live: bool) -> Mixed:
         part, _ = self._attention
@@ -256,8 +274,7 @@ def step_sites(model: ModelLike) -> list[str]:
             continue
         require_pattern(part, "a path through heads")
         found.append(part.at.pattern)
-        found += [] if part.merge.linear else [part.at.z_scale]
-        found += [layer.at_read] if part.merge.gate is not None or part.projection.norms_within else []
+        found += [*layer.multiplier_sites, *([layer.at_read] if part.projection.norms_within else [])]
     found += [final.at_scale] if not final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
@@ -283,11 +300,12 @@ def steps_of(run: Run, analysis: str) -> Steps:
         if part is None:
             steps.append(Step(layer, before, after, recorded=read(layer.at_out)))
             continue
-        pattern, scale = read(part.at.pattern), None if part.merge.linear else read(part.at.z_scale)
+        pattern, scale = _side_by_side(part, read), None if part.merge.linear else read(part.at.z_scale)
         gate = None if part.merge.gate is None else read(layer.at_read)
         within = part.projection.norms_within
-        value_scale = part.projection.scales("value", read(layer.at_read)).detach() if within else None
-        steps.append(Step(layer, before, after, pattern, _factor(part, pattern, gate), scale, value_scale=value_scale))
+        value_scale = _value_scale(part, read(layer.at_read)).detach() if within else None
+        factor = _factor(part, pattern, gate)
+        steps.append(Step(layer, before, after, pattern, factor, scale, value_scale=value_scale))
     embed = model.output_embed
     entry, final = FrozenNorm.of(embed.norm, read), FrozenNorm.of(model.output_stack.final, read)
     position = None if embed.positions is None else entry(read(embed.at_position))
@@ -333,16 +351,38 @@ def require_attention_only(steps: Steps, analysis: str, advice: str) -> None:
         )
 
 
-def _value_bias(part: AttentionLayer) -> Float[Tensor, "kv_head d_value"] | None:
+def _side_by_side(part: AttentionLayer, read: Callable[[str], Tensor]) -> Float[Tensor, "batch head query places"]:
+    """Return patterns of all value streams over all places of `Step.values`."""
+    pattern = read(part.at.pattern)
+    return pattern if part.mixer.traits.value_streams == 1 else pattern.movedim(1, -2).flatten(-2)
+
+
+def _value_matrices(part: AttentionLayer) -> Float[Tensor, "value_stream kv_head d_model d_z"]:
+    """Return what makes values of what is read, as addends of z."""
+    return _addends(part, part.projection.matrix("value"))
+
+
+def _value_bias(part: AttentionLayer) -> Float[Tensor, "value_stream kv_head d_z"] | None:
     bias = part.projection.qkv.bias
-    return None if bias is None else bias.split(part.projection.widths)[2].unflatten(0, (-1, part.dims.d_value))
+    if bias is None:
+        return None
+    return _addends(part, bias.split(part.projection.widths)[2].unflatten(0, (part.dims.n_kv_heads, 1, -1)))[..., 0, :]
+
+
+def _addends(part: AttentionLayer, rows: Float[Tensor, "kv_head n d_values"]) -> Tensor:
+    # values of several streams lie side by side
+    n = part.mixer.traits.value_streams
+    return part.mixer.addends(rows if n == 1 else rows.unflatten(-1, (n, -1)).movedim(-2, 0))
+
+
+def _value_scale(part: AttentionLayer, x: Stream) -> Float[Tensor, "*n batch places 1"]:
+    scale = part.projection.scales("value", x)
+    return torch.cat([scale] * part.mixer.traits.value_streams, -2)
 
 
 def _factor(part: AttentionLayer, pattern: Tensor, gate: Tensor | None) -> Tensor | None:
-    """Return gain and gate on mixed values: what merging makes of ones that need no scaling."""
-    if part.merge.linear and gate is None:
+    """Return gain and gate on mixed values, what its norm divides by left out."""
+    if not part.merge.multiplies:
         return None
-    ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
-    scale = None if part.merge.linear else ones[..., 0]
-    merged = part.merge.prepare(ones, ones if gate is None else gate, scale)
-    return merged.detach().unflatten(-1, ones.shape[1::2]).transpose(1, 2)
+    ones = pattern.new_ones(pattern.shape[:3])
+    return part.merge.multiplier(ones.mT if gate is None else gate, None if part.merge.linear else ones).detach()

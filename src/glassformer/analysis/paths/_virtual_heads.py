@@ -9,6 +9,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,15 +18,15 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import require_next_tokens
+from glassformer.analysis.components import require_next_tokens, require_one_pattern
 from glassformer.analysis.paths._steps import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, SubLayer
+from glassformer.models import SubLayer
 from glassformer.numerics import decompositions
-from glassformer.weights import AttentionWeights
+from glassformer.weights import AttentionWeights, Factored, WeightsLike
 
 # numbers held at once: first heads are taken in pieces that stay below it
 BUDGET = 2**24
@@ -78,7 +79,7 @@ class VirtualCopying(Result):
 @question(
     "Which pairs of heads add to the next token together?",
     reads=step_sites,
-    traits=("linear_in_value",),
+    traits=("one_pattern",),
     holds=("patterns", "norm scales", "gates"),
 )
 @torch.no_grad()
@@ -105,6 +106,7 @@ def virtual_heads(
         AnalysisUnavailable: No head can follow another, or the text has no next token.
     """
     steps = steps_of(run, "virtual_heads")
+    _require_one_pattern(steps)
     counts, direction = _next_tokens(run, steps, centred)
     rows = pair_contributions(steps, direction)
     if not rows:
@@ -134,7 +136,7 @@ def virtual_heads(
 @question(
     "Where does a pair of heads look together?",
     reads=step_sites,
-    traits=("linear_in_value",),
+    traits=("one_pattern",),
     holds=("patterns", "norm scales", "gates"),
 )
 @torch.no_grad()
@@ -227,10 +229,17 @@ def _next_tokens(
 
 def _composed(steps: Steps, pair: tuple[str, str]) -> Float[Tensor, "batch query key"]:
     (first, a), (second, b) = (_find(steps, label) for label in pair)
+    _require_one_pattern((first, second))
     if steps.steps.index(first) >= second.entry:
         raise AnalysisUnavailable(f'virtual heads: "{pair[1]}" does not read what "{pair[0]}" writes.')
     assert first.pattern is not None and second.pattern is not None
     return second.pattern[:, b] @ first.pattern[:, a]
+
+
+def _require_one_pattern(steps: Iterable[Step]) -> None:
+    for step in steps:
+        if step.attention is not None:
+            require_one_pattern(step.attention, "virtual heads")
 
 
 def _find(steps: Steps, label: str) -> tuple[Step, int]:
@@ -252,9 +261,9 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
     return torch.stack(found)
 
 
-@question("Which pairs of heads copy tokens together?", of="weights")
+@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates",))
 @torch.no_grad()
-def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying:
+def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at
@@ -263,14 +272,19 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     copying, and where that is an eigenvector its eigenvalue is zero. Position vectors are left out.
 
     Args:
-        model: A decoder.
+        model: A decoder, whose weights are folded first; or its folded weights (`weights.of`).
         first: Index of the lower attention layer among those of the stack that ends in the logits.
         second: Index of the upper one.
 
     Raises:
         AnalysisUnavailable: No such layers, no OV circuit, or post-norm blocks, whose norms stand in between.
     """
-    w = weights.of(model, fold=True)
+    w = weights.matrices(model)
+    if not w.folded or w.augmented:
+        raise AnalysisUnavailable(
+            "virtual_copying takes folded weights without a constant coordinate, and these are others.\n"
+            "    Give the model, or weights.of(model, fold=True)."
+        )
     w.model.require_one_vocabulary("virtual_copying")
     w.model.unembed.require_matrix("virtual_copying")
     layers = w.of_stack()
@@ -284,7 +298,8 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     low, high = layers[first], layers[second]
     places = w.sub_layers[low.path], w.sub_layers[high.path]
     _require_open(low, high, *places)
-    ov1, ov2 = low.ov(), high.ov()
+    # several values of a head one after the other
+    (ov1, firsts), (ov2, seconds) = map(_moved_by_value, (low, high))
     # W_E without positions, through the first head's norm; then d_model x d_model once for all heads
     embed = w.read(w.E, low)
     final = w.final_norm()
@@ -296,7 +311,7 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     left = torch.einsum("jed,dc,icf->ijef", ov2.right, around, ov1.left)
     right = torch.einsum("ied,jdf->ijef", ov1.right, values)
     found = decompositions.eigenvalues(left @ right)
-    coords = {"first": low.labels, "second": high.labels}
+    coords = {"first": firsts, "second": seconds}
     size = found.abs()
     there = size > size.amax(-1, keepdim=True) * size.shape[-1] * torch.finfo(size.dtype).eps
     axes = ("first", "second")
@@ -307,9 +322,16 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     )
 
 
+def _moved_by_value(layer: AttentionWeights) -> tuple[Factored, list[str]]:
+    """Return OV circuits of a layer's heads, one for each value, and their labels."""
+    every = layer.by_value()
+    left, right = (torch.cat([getattr(one.ov(), side) for one in every]) for side in ("left", "right"))
+    return Factored(left, right), [label for one in every for label in one.labels]
+
+
 def _require_open(low: AttentionWeights, high: AttentionWeights, first: SubLayer, second: SubLayer) -> None:
     for layer, place in ((low, first), (high, second)):
-        layer.require_ov("virtual_copying")
+        layer.by_value()[0].require_ov("virtual_copying")
         if place.stream_norm:
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "

@@ -30,8 +30,9 @@ from glassformer.analysis.from_weights import (
     induction_circuits,
     positional_heads,
 )
+from glassformer.analysis.frozen import with_gates
 from glassformer.analysis.heads import evaluate_heads, head_scores
-from glassformer.analysis.heads.roles import heads as heads_of, repeated_tokens, repeats_for
+from glassformer.analysis.heads.roles import heads as heads_of, repeated_inputs, repeated_tokens, repeats_for
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
@@ -78,6 +79,7 @@ ANALYSES = 11  # that are asked, one after the other
 @question(
     "Which circuits is the model made of?",
     of="weights",
+    holds=("gates",),
     judge="its roles, copying, composition and ablations, each by loops, whole matrices and plain passes",
 )
 def circuits(
@@ -93,7 +95,8 @@ def circuits(
     """Find the circuits of a model.
 
     Args:
-        model: A decoder, an encoder or an encoder-decoder; what is not defined for it is listed with the reason.
+        model: A decoder, an encoder or an encoder-decoder; what is not defined for it is listed with the reason. Gates
+            on mixed values are held at their means over repeated random tokens.
         rows: Batches of text, for losses, ablations and term importance; without them these are left out. For an
             encoder as `ablate` takes them, with masked tokens as targets.
         heads: Labels of the heads whose token pairs are listed; by default those that stand out.
@@ -112,7 +115,8 @@ def circuits(
         >>> analysis.reports.circuits(gf.load("attn-only-2l")).findings[0]
     """
     model = require_model(model, "circuits")
-    w = weights.of(model, fold=True)
+    repeats = repeats_for(model)
+    w = with_gates(weights.of(model, fold=True), *repeated_inputs(model, seed=seed, repeats=repeats))
     for label in heads or ():
         w[label]
     # a step for every head that is ablated
@@ -125,10 +129,9 @@ def circuits(
     widths = asked("bandwidth", lambda: _widths(bandwidth(w))) or {}
     # what follows reads heads alone
     w = dataclasses.replace(w, mlps=())
-    spectra = asked("copying by eigenvalues", lambda: _spectra(copying(w))) or ()
+    spectra = asked("copying by eigenvalues", lambda: _spectra(copying(w, _of_one_value(w)))) or ()
     placed = asked("heads that go by position", lambda: _offsets(positional_heads(w))) or {}
     edges = asked("composition", lambda: _edges(composition(w, seed=seed), 3 * k)) or ()
-    repeats = repeats_for(model)
     roles = asked("what heads attend to", lambda: _roles(model, seed, repeats)) or {}
     if any(map(model.reads_ahead, model.stacks)):
         asked.unavailable.append(Unavailable("prefix matching", _reads_ahead(model)))
@@ -368,6 +371,15 @@ def _rules(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
             if numbers[0] > 2 * even and numbers[-1] >= NOTHING:
                 rules.append(TrigramFacts(head, source, destination, out, *numbers))
     return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
+
+
+def _of_one_value(w: HeadWeights) -> list[str] | None:
+    """Return the heads that have one value, which the report is of; None if all do."""
+    several = [layer for layer in w if len(layer.by_value()) > 1]
+    for layer in several[len(w) - 1 :]:
+        # no layer has one value: say why
+        layer.require_ov("copying by eigenvalues")
+    return [label for layer in w if layer not in several for label in layer.labels] if several else None
 
 
 def _spectra(copied: Copying) -> tuple[Spectrum, ...]:

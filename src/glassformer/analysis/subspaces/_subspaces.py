@@ -201,7 +201,7 @@ def overlaps(model: WeightsLike, components: Several[str] | None = None) -> Over
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
-@question("Which components could take things out of the stream?", of="weights")
+@question("Which components could take things out of the stream?", of="weights", holds=("gates",))
 def erasers(model: WeightsLike, *, k: Count = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
@@ -212,7 +212,7 @@ def erasers(model: WeightsLike, *, k: Count = 10) -> Erasers:
         AnalysisUnavailable: No head has an OV circuit.
     """
     w = weights.matrices(model)
-    layers, left_out = layers_for(w, None, _stays)
+    layers, left_out = layers_for(w, None, _stays, by_value=True)
     left_out |= {layer.label: "neither attention nor an MLP" for layer in w.opaque}
     spectra = [layer.ov().eigenvalues() for layer in layers]
     ratio = [x.real.sum(-1) / x.abs().sum(-1) for x in spectra]

@@ -8,6 +8,7 @@ those of the run: with them fixed all of this is linear, the norms behind a sub-
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.frozen.norm import FrozenNorm
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import ModelLike, SubLayer, require_model
 
@@ -33,7 +34,7 @@ class Moves:
     Args:
         part: The layer.
         labels: Names of its heads.
-        pattern: As the mechanism made it.
+        pattern: As the mechanism made it, by value stream.
         weight: What multiplies `vectors`: the pattern over the scales of the norms behind it.
         value: Mixed with `weight`; gains of a norm on mixed values included.
         gate: What mixed values are multiplied by at each query, or None.
@@ -42,11 +43,11 @@ class Moves:
 
     part: AttentionLayer
     labels: list[str]
-    pattern: Float[Tensor, "head query key"]
-    weight: Float[Tensor, "head query key"]
-    value: Float[Tensor, "head key d_value"]
-    gate: Float[Tensor, "head query d_value"] | None
-    output: Float[Tensor, "head d_value d_model"]
+    pattern: Float[Tensor, "value_stream head query key"]
+    weight: Float[Tensor, "value_stream head query key"]
+    value: Float[Tensor, "value_stream head key d_z"]
+    gate: Float[Tensor, "head query d_z"] | None
+    output: Float[Tensor, "head d_z d_model"]
 
     @property
     def crosses(self) -> bool:
@@ -55,23 +56,24 @@ class Moves:
 
     def summed(self, queries: slice | Tensor) -> Float[Tensor, "query key d_model"]:
         """Return what some queries get from each key, all heads together."""
-        weight = self.weight[:, queries]
+        weight = self.weight[:, :, queries]
         if self.gate is None:
-            return torch.einsum("hqk,hkd->qkd", weight, self.value @ self.output)
-        mixed = torch.einsum("hqk,hke,hqe->qkhe", weight, self.value, self.gate[:, queries])
+            return torch.einsum("shqk,shkd->qkd", weight, self.value @ self.output)
+        mixed = torch.einsum("shqk,shke,hqe->qkhe", weight, self.value, self.gate[:, queries])
         return mixed.flatten(2) @ self.output.flatten(0, 1)
 
     def per_head(self, queries: slice | Tensor) -> Float[Tensor, "query head key d_model"]:
         """Return what some queries get from each key by each head."""
-        weight = self.weight[:, queries].transpose(0, 1)
+        weight, moved = self.weight[:, :, queries], self.value if self.gate is not None else self.value @ self.output
+        each = (w.transpose(0, 1)[..., None] * u for w, u in zip(weight, moved))
+        mixed = functools.reduce(torch.add, each)
         if self.gate is None:
-            return weight[..., None] * (self.value @ self.output)
-        mixed = weight[..., None] * self.value * self.gate[:, queries].transpose(0, 1)[:, :, None]
-        return mixed @ self.output
+            return mixed
+        return (mixed * self.gate[:, queries].transpose(0, 1)[:, :, None]) @ self.output
 
     def total(self) -> Float[Tensor, "query d_model"]:
         """Return the sum over heads and keys."""
-        z = self.weight @ self.value
+        z = (self.weight @ self.value).sum(0)
         return torch.einsum("hqe,hed->qd", z if self.gate is None else z * self.gate, self.output)
 
 
@@ -122,10 +124,8 @@ def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
         found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
         if (part := layer.attention) is None:
             found.append(layer.at_write)
-        elif part.traits.linear_in_value in ("exact", "scaled"):
-            found += [part.at.pattern, part.at.value]
-            found += [] if part.merge.linear else [part.at.z_scale]
-            found += [] if part.merge.gate is None else [layer.at_read]
+        elif part.traits.has_patterns:
+            found += [part.at.pattern, part.at.value, *layer.multiplier_sites]
     return list(dict.fromkeys(found))
 
 
@@ -164,7 +164,7 @@ def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) 
                 f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
                 "    Gradients need none: analysis.attribution.input_gradients(model, text)."
             )
-        if part is not None and part.traits.linear_in_value not in ("exact", "scaled"):
+        if part is not None and not part.traits.has_patterns:
             raise NoPattern(
                 f'{analysis}: layer {layer.layer} uses "{part.config.mixer.kind}" '
                 f'(linear_in_value="{part.traits.linear_in_value}"), which has no pattern that multiplies values.\n'
@@ -222,19 +222,16 @@ def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
 
 
 def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
-    pattern = read(part.at.pattern)
-    value = per_query_head(read(part.at.value), pattern)
+    pattern, value = (u[0] for u in part.by_stream(read(part.at.pattern)[None], read(part.at.value)[None]))
     weight, output, gate = pattern, part.merge.matrix().detach(), None
     if not part.merge.linear:
         weight = weight / read(part.at.z_scale)[..., None]
     if after.scale is not None:
         weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
-    if not part.merge.linear or part.merge.gate is not None:
-        # gain and gate: what merging makes of ones that need no scaling
-        ones = value.new_ones(1, *pattern.shape[:2], part.dims.d_value)
-        x = ones if part.merge.gate is None else read(layer.at_read)[None]
-        flat = part.merge.prepare(ones, x, None if part.merge.linear else ones[..., 0]).detach()
-        factor = flat[0].unflatten(-1, (ones.shape[1], -1)).transpose(0, 1)
+    if part.merge.multiplies:
+        ones = value.new_ones(1, *pattern.shape[1:3])
+        x = ones.mT if part.merge.gate is None else read(layer.at_read)[None]
+        factor = part.merge.multiplier(x, None if part.merge.linear else ones)[0].detach()
         if part.merge.gate is None:
             value = value * factor[:, :1]
         else:

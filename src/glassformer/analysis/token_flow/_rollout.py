@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from glassformer.analysis.components import require_one_pattern
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._mixing import Moves, Unit, flow_sites, has_source, require_rows
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
@@ -21,7 +22,7 @@ from glassformer.errors import AnalysisUnavailable
 @question(
     "Which tokens does attention lead to, multiplied up?",
     reads=flow_sites,
-    traits=("linear_in_value", "rows_sum_to_one"),
+    traits=("one_pattern", "rows_sum_to_one"),
     holds=("patterns", "norm scales", "gates"),
 )
 def rollout(
@@ -73,7 +74,8 @@ def rollout(
 
 def _mean(moves: Moves) -> Tensor:
     """Return the mean over heads, rows summing to one: feature maps and signs leave them short of it."""
-    sizes = moves.pattern.abs()
+    require_one_pattern(moves.part, "rollout")
+    sizes = moves.pattern[0].abs()
     total = sizes.sum(-1, keepdim=True)
     if not bool((total > 0).all()):
         raise AnalysisUnavailable(

@@ -232,7 +232,7 @@ class _Tracer:
         for i in reversed(range(len(found))):
             unit, below = found[i], torch.zeros_like(arriving)
             reached = arriving.nonzero()[:, 0]
-            sizes = [moves.pattern.shape[0] * moves.pattern.shape[2] for moves in unit.moves]
+            sizes = [moves.pattern.shape[1] * moves.pattern.shape[3] for moves in unit.moves]
             at_once = max(1, NUMBERS_AT_ONCE // (3 * max([1, *sizes]) * unit.kept.shape[1]))
             for queries in reached.split(at_once):
                 for q, parts in zip(queries.tolist(), self._parts(unit, queries)):
@@ -285,7 +285,7 @@ class _Tracer:
         for moves in unit.moves:
             vectors = moves.per_head(queries)
             near.append((size[:, None, None] - (w[:, None, None] - vectors).abs().sum(-1)).flatten(1))
-            present.append((moves.weight[:, queries] != 0).transpose(0, 1).flatten(1))
+            present.append((moves.weight[:, :, queries] != 0).any(0).transpose(0, 1).flatten(1))
         nearness = torch.cat(near, 1).double().clamp_min(self.eps) * torch.cat(present, 1)
         shares = (nearness / nearness.sum(-1, keepdim=True)).masked_fill(~torch.cat(present, 1), -1.0)
         return [_NodeParts([name for name, _ in single], unit.moves, row) for row in shares.cpu()]

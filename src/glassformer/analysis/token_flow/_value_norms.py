@@ -76,7 +76,7 @@ def value_norms(
         chosen = [moves for moves in unit.moves if moves.crosses == cross]
         for moves in chosen:
             heads += moves.labels
-            weighted.append(wide(moves.pattern).abs() * wide(moves.value).norm(dim=-1)[:, None])
+            weighted.append((wide(moves.pattern).abs() * wide(moves.value).norm(dim=-1)[:, :, None]).sum(0))
             written.append(written_norms(moves))
         if chosen:
             n, keys = unit.kept.shape[0], chosen[0].pattern.shape[-1]
@@ -104,8 +104,9 @@ def written_norms(moves: Moves) -> Float[Tensor, "head query key"]:
     # R of a QR factorisation has the same lengths as W_O and no more than d_value columns
     narrow = decompositions.triangular(moves.output.mT).mT
     weight, value = wide(moves.weight), wide(moves.value)
-    if moves.gate is None:
-        return weight.abs() * (value @ narrow).norm(dim=-1)[:, None]
-    # one query at a time: a gate makes every pair's vector a different one
-    rows = [(value * gate[:, None]) @ narrow for gate in wide(moves.gate).unbind(1)]
-    return weight.abs() * torch.stack([row.norm(dim=-1) for row in rows], 1)
+    if moves.gate is None and len(value) == 1:
+        return weight[0].abs() * (value[0] @ narrow).norm(dim=-1)[:, None]
+    # one query at a time: a gate, or several values, make every pair's vector a different one
+    rows = [torch.einsum("shk,shke->hke", row, value) for row in weight.unbind(2)]
+    rows = rows if moves.gate is None else [row * gate[:, None] for row, gate in zip(rows, wide(moves.gate).unbind(1))]
+    return torch.stack([(row @ narrow).norm(dim=-1) for row in rows], 1)

@@ -160,7 +160,7 @@ class CrossedCost(Result):
     positions: int
 
 
-@question("Which skip-trigrams does each head hold?", of="weights")
+@question("Which skip-trigrams does each head hold?", of="weights", holds=("gates",))
 def skip_trigrams(
     model: WeightsLike,
     heads: Several[str] | None = None,
@@ -228,7 +228,7 @@ def skip_trigrams(
     )
 
 
-@question("Which skip-trigrams does a head hold that no text asks for?", of="weights")
+@question("Which skip-trigrams does a head hold that no text asks for?", of="weights", holds=("gates",))
 def crossed_trigrams(
     model: WeightsLike,
     documents: Sequence[Sequence[int]],
@@ -297,15 +297,15 @@ def crossed_trigrams(
     )
 
 
-@question("What do wrong skip-trigrams cost?", of="texts", holds=("patterns", "norm scales"))
+@question("What do wrong skip-trigrams cost?", of="texts", holds=("patterns", "norm scales", "gates"))
 def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
-    Attention and the final norm's scale are those of the text, effects those of the full OV circuit; so what is taken
+    Attention, gates and norms' scales are those of the text, effects those of the full OV circuit; so what is taken
     out is what the heads did add, exactly in the first layer where no positions are in the stream.
 
     Args:
-        model: The model that `crossed` was made from.
+        model: The model that `crossed` was made from, or whose weights it was.
         crossed: What `crossed_trigrams` returned.
         ids: Rows of a text.
 
@@ -328,6 +328,7 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     layers = [w[str(label)] for label in crossed.contribution.labels("head")]
     final = model.output_stack.final
     sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if not final.identity else set())
+    sites |= {site for layer in layers for site in w.sub_layers[layer.path].multiplier_sites}
     ids = ids.to(place_of(model))
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"
@@ -338,11 +339,16 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     is_destination = (ids[..., None] == d).to(found.logits.dtype)
     removed = found.logits.new_zeros(*ids.shape, len(o))
     for h, layer in enumerate(layers):
-        effect = full_circuit(w, layer, "OV").centred(rows=crossed.centred and w.shifts).rows(s)[0][:, o]
-        cells = crossed.wrong.values[h].to(effect) * effect[:, None]
         assert layer.head is not None
+        multiplier = w.sub_layers[layer.path].multiplier(lambda site: found[site].values)
+        # what multiplies mixed values does so at each position by itself
+        layer = layer if multiplier is None else layer.holding(torch.ones_like(layer.O[..., 0]))
+        moved = full_circuit(w, layer, "OV").centred(rows=crossed.centred and w.shifts)
         mass = found[f"{layer.path}.pattern"].values[:, layer.head, :, -ids.shape[1] :] @ is_source
-        removed += torch.einsum("bqs,bqd,sdo->bqo", mass, is_destination, cells)
+        wrong = crossed.wrong.values[h].to(mass)
+        mixed = torch.einsum("bqs,bqd,sdo,se->bqoe", mass, is_destination, wrong, moved.left[0, s])
+        mixed = mixed if multiplier is None else mixed * multiplier[:, layer.head, :, None]
+        removed += torch.einsum("bqoe,eo->bqo", mixed, moved.right[0][:, o])
     if not final.identity:
         removed = removed / found[final.at_scale].values[..., None]
     without = found.logits.clone()

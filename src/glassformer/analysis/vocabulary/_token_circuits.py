@@ -142,7 +142,7 @@ class TokenCircuits(Result):
         return [panel for name, values, ids, words in said for panel in ranked_panels(name, values, [(ids, words)])]
 
 
-@question("Which token pairs does each head join most strongly?", of="weights")
+@question("Which token pairs does each head join most strongly?", of="weights", holds=("gates",))
 def token_pairs(
     model: WeightsLike,
     circuit: Circuit = "OV",
@@ -172,7 +172,7 @@ def token_pairs(
             or of augmented weights.
     """
     w = weights.matrices(model)
-    layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, circuit))
+    layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, circuit), by_value=circuit == "OV")
     ids = token_choice(w, tokens)
     offsets = () if circuit == "OV" else offsets_of(layers, offset)
     labels: list[str] = []
@@ -206,7 +206,7 @@ def token_pairs(
     )
 
 
-@question("What does each head make of one token?", of="weights")
+@question("What does each head make of one token?", of="weights", holds=("gates",))
 def token_circuits(
     model: WeightsLike,
     token: str | int,
@@ -231,7 +231,7 @@ def token_circuits(
     """
     w = weights.matrices(model)
     at = token_id(w.model, token)
-    layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, "OV"))
+    layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, "OV"), by_value=True)
     place = torch.tensor([at], device=w.U.device)
     effects: list[Tensor] = []
     labels: list[str] = []
@@ -243,7 +243,8 @@ def token_circuits(
     k, most = min(k, effect.shape[-1]), k
     raised, lowered = effect.topk(k), effect.topk(k, largest=False)
 
-    look, without = _looking(w, layers)
+    # queries and keys are those of all values of a head
+    look, without = _looking(w, [dataclasses.replace(layer, value=None) for layer in layers if not layer.value])
     offsets = offsets_of(look, offset)
     looks, look_labels = [], []
     for layer, reads in _layers_reading(w, look, through, token_choice(w, None)):

@@ -103,7 +103,7 @@ def derived_sites(shape: Any, parts: SharedParts) -> Iterator[Derived]:
             yield from scale(layer.before, layer.at_stream)
             yield from scale(layer.after, layer.at_sum or layer.at_out)
             part = layer.attention
-            if part is not None and part.merge.linear and part.merge.gate is None:
+            if part is not None and not part.merge.multiplies:
                 yield _derived(table[part.at.head_out], part.at.z, paths[part.merge], "per_head", parts)
         if len(stack.blocks):
             yield from scale(stack.final, stack.blocks[-1].at_resid[-1])

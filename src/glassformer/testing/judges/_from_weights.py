@@ -16,7 +16,7 @@ from glassformer.weights import AttentionWeights, HeadWeights
 def token_circuits(w: HeadWeights, labels: list[str]) -> dict[str, Tensor]:
     """Return what attending to each token does to each logit, `vocab vocab`, by head."""
     found: dict[str, Tensor] = {}
-    for layer in w.attention:
+    for layer in (one for every in w.attention for one in every.by_value()):
         for h, label in enumerate(layer.labels):
             if label in labels:
                 found[label] = w.source_rows(layer, "value", "token") @ _moved(layer, h) @ w.read_out()
@@ -26,7 +26,7 @@ def token_circuits(w: HeadWeights, labels: list[str]) -> dict[str, Tensor]:
 def _copying(asked: Asked) -> Iterator[Pair]:
     found = asked.found
     labels = [str(label) for label in found.ratio.labels("head")]
-    circuits = token_circuits(weights.of(asked.model, fold=True), labels)
+    circuits = token_circuits(weights.matrices(asked.given["model"]), labels)
     # of 11 tokens there are more eigenvalues than of the width of a head: those beyond are zero but for rounding
     values = [eigenvalues(circuits[label]) for label in labels]
     kept = [(~row.isnan()).sum() for row in found.eigenvalues.values]
@@ -50,7 +50,9 @@ def composition_score(w: HeadWeights, kind: str, earlier: str, later: str, offse
     Norms of whole products; of rotary positions one product for each offset.
     """
     (one, i), (other, j) = (_found(w, label) for label in (earlier, later))
-    write, reads = _carried(w, one, other, _moved(one, i)), _reads(other, j, kind, offsets)
+    # of several values below each other: squared norms add up
+    moved = torch.cat([_moved(of_value, i) for of_value in one.by_value()])
+    write, reads = _carried(w, one, other, moved), _reads(other, j, kind, offsets)
     met = sum(float((write @ read).square().sum()) for read in reads)
     whole = float(write.square().sum()) * sum(float(read.square().sum()) for read in reads)
     return math.sqrt(met / whole) if whole else math.nan
@@ -58,7 +60,7 @@ def composition_score(w: HeadWeights, kind: str, earlier: str, later: str, offse
 
 def _composition(asked: Asked) -> Iterator[Pair]:
     found, model = asked.found, asked.parts
-    w, left_out = weights.of(model, fold=True), found.left_out
+    w, left_out = weights.matrices(asked.given["model"]), found.left_out
     kinds, earlier, later = ([str(label) for label in found.scores.labels(axis)] for axis in found.scores.axes)
     expected = torch.full_like(found.scores.values, math.nan)
     for (c, kind), (a, first), (b, second) in product(enumerate(kinds), enumerate(earlier), enumerate(later)):
@@ -84,7 +86,7 @@ def _moved(layer: AttentionWeights, head: int) -> Tensor:
 def _reads(layer: AttentionWeights, head: int, kind: str, offsets: Iterable[int]) -> list[Tensor]:
     """Return the matrices that a head reads by: several for the streams of a head, and for offsets."""
     if kind == "V":
-        return [_moved(layer, head)]
+        return [_moved(one, head) for one in layer.by_value()]
     found: list[Tensor] = []
     for offset in offsets if layer.module.positions.rotates else (None,):
         qk = layer[head].qk(offset)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
+from glassformer.analysis.frozen import with_gates
 from glassformer.analysis.heads.roles import repeated_inputs, repeats_for
 from glassformer.numerics.decompositions import eigenvalues
 from glassformer.testing.judges._ablation import changes_without
@@ -104,8 +105,8 @@ def _divergence(of: Tensor, other: Tensor) -> Tensor:
 
 def _circuits(asked: Asked) -> Iterator[Pair]:
     found, model, (batch,) = asked.found, asked.model, asked.given["rows"]
-    w = weights.of(model, fold=True)
     ids = repeated_inputs(model, repeats=repeats_for(model))
+    w = with_gates(weights.of(model, fold=True), *ids)
     if model.continues:
         said = "what heads attend to" not in {one.analysis for one in found.unavailable}
         roles = evaluated(model, ids[0]) if said else {}
