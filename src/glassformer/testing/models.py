@@ -139,7 +139,8 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
     # of the first layer, positions turn and double what the mechanism makes of queries and keys
     "lightning_hybrid": _decoder(
-        published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"positions": Lrpe()})), block(n_heads=4, **_LLAMA)
+        published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | dict[str, Any](positions=Lrpe()))),
+        block(n_heads=4, **_LLAMA),
     ),
     "differential": _decoder(
         *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
