@@ -18,6 +18,9 @@ from torch import Tensor
 from glassformer.attention import Attention, AttentionLayer, Delta, GatedDelta, Lightning, Linear, MixerConfig
 from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.kernels.delta import delta_chunks
+from glassformer.bench.memory import keep_freed_memory
+from glassformer.bench.paired import Timing, timed
+from glassformer.config import require
 from glassformer.models.stack import make_context
 
 WIDTH, HEADS, D_HEAD = 256, 4, 64
@@ -146,3 +149,13 @@ KEPT = (
     Kept(Lightning(), _lightning, 8.0),
     Kept(Linear(), _linear, None),
 )
+
+
+@torch.no_grad()
+def pass_time(name: str, length: int, calls: int) -> Timing:
+    """Return the time of a forward pass of a layer, in a process that keeps what it frees from here on."""
+    require(keep_freed_memory(), "this machine's allocator cannot be told to keep what is freed.")
+    (kept,) = (one for one in KEPT if one.name == name)
+    once = partial(mixed, one_layer(kept.mixer, length), random_stream(length))
+    once()
+    return timed(once, calls)
