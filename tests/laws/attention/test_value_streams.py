@@ -221,7 +221,9 @@ def test_what_heads_bring_from_each_source_adds_up_over_their_values(mixer: Mixe
     wrote = analysis.frozen.write_sources(run, label="L1H2", position=4)
     close(wrote.values.sum(0), run["blocks.1.attn.head_out"].values[0, 2, 4])
     edits = analysis.frozen.frozen_edits(run)
-    close(gf.run(model, IDS, edit=edits).logits, run.logits)
+    again = gf.run(model, IDS, edit=edits)
+    assert again.logits is not None and run.logits is not None
+    close(again.logits, run.logits)
     norms = analysis.token_flow.value_norms(run)
     brought = torch.stack(
         [analysis.frozen.write_sources(run, label=str(label), position=5).values.norm(dim=-1) for label in heads]

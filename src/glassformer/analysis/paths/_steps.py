@@ -171,7 +171,7 @@ class Step:
     def _per_query_head(self, each: Tensor, axis: int) -> Tensor:
         return each.repeat_interleave(self.n_heads // each.shape[axis], axis)
 
-    def _scale_of(self, x: Stream) -> Tensor | None:
+    def _scale_of(self, x: Stream) -> Tensor:
         """Return what a norm between the matrices of values divides by, of what is read, at each place of `values`."""
         return _value_scale(self._attention[0], x)
 
