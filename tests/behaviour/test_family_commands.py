@@ -89,7 +89,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ("longformer", "longformer_with_a_window_by_layer"),
         {"generate": REFUSED}
         | circuits_without(
-            BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK, SEEN, "what heads attend to", *ON_TEXT
+            BANDWIDTH, OV, OFFSETS, INDUCTION, QK, SEEN, "what heads attend to", *ON_TEXT
         ),
     ),
     # halves of a stream are not folded, and its hashes go by whole texts

@@ -90,6 +90,19 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve(_ready(matrix, "a solution"), _ready(right, "a solution"))
 
 
+def unit_lower_solution(matrix: Tensor, right: Tensor, *, left: bool = True) -> Tensor:
+    """Return X of matrix @ X = right, or of X @ matrix = right, with ones on the matrix's diagonal and zeros above it.
+
+    By substitution, which is no decomposition: whatever numbers it is given, it ends in numbers.
+
+    Args:
+        matrix: Of which what lies below the diagonal is read, in float32 at least.
+        right: Right side, of the same type.
+        left: Whether the matrix stands on the left.
+    """
+    return torch.linalg.solve_triangular(matrix, right, upper=False, left=left, unitriangular=True)
+
+
 def _ready(matrix: Tensor, what: str) -> Tensor:
     if not is_finite(matrix):
         n, size = int((~matrix.isfinite()).sum()), "x".join(map(str, matrix.shape))

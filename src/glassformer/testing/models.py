@@ -362,7 +362,8 @@ SLOTS: dict[str, dict[str, Any]] = {
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
     "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
     "lightning_published": Lightning(chunk=3).as_published(),
-    "gated_delta_published": GatedDelta(chunk=3).as_published(),
+    # its convolutions make no path of single positions
+    "gated_delta_published": GatedDelta(chunk=3).as_published() | {"projection": None},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
     "differential_published": Differential().as_published(1),
 }

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.attention.kernels.chunked import spans
+from glassformer.numerics.decompositions import unit_lower_solution
 
 
 def delta_chunks(
@@ -37,7 +38,7 @@ def delta_chunks(
 
     Args:
         q: Queries.
-        k: Keys; with beta |k|^2 above 2 the recurrence grows without bound.
+        k: Keys; with beta k . k above 2 the recurrence grows without bound.
         v: Values.
         beta: Share of what is held for a key that a write replaces; 0 leaves the memory as it is.
         log_keep: Logarithm of what stays of the memory at each position, before its write; not positive. None: all.
@@ -90,7 +91,7 @@ def delta_pattern(
     among_keys, seen = decay.within(beta[..., None] * k @ k.mT), decay.within(q @ k.mT)
     if allowed is not None:
         among_keys, seen = among_keys * allowed, seen * allowed
-    read = torch.linalg.solve_triangular(among_keys, seen, upper=False, left=False, unitriangular=True)
+    read = unit_lower_solution(among_keys, seen, left=False)
     return read * beta[..., None, :]
 
 
@@ -141,7 +142,7 @@ def _chunks(
     among_keys = beta[..., None] * (k @ k.mT)
     among_keys = among_keys if decay.between is None else among_keys * decay.between
     same = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device).expand_as(among_keys)
-    inverse = torch.linalg.solve_triangular(among_keys, same, upper=False, unitriangular=True) * beta[..., None, :]
+    inverse = unit_lower_solution(among_keys, same) * beta[..., None, :]
     seen = decay.within(q @ k.mT)
     # what is row by row has fewer columns than keys have
     known = (inverse if decay.from_start is None else inverse * decay.from_start.mT) @ k

@@ -144,7 +144,7 @@ class _DeltaRuleMixer(Mixer):
         """Return queries or keys of length one, or of another, in float32 at least."""
         u = wide(u)
         # a norm keeps no square of each number, which a sum of squares does
-        square = torch.linalg.vector_norm(u, dim=-1, keepdim=True).square()
+        square = u.norm(dim=-1, keepdim=True).square()
         return u * ((square + self.config.eps).rsqrt() * length)
 
     def beta(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head pos"]:

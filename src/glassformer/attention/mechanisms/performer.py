@@ -1,6 +1,6 @@
 """Performer: positive random features whose products are, on average, the exponential of softmax attention.
 
-    phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(M),   x' = x / d_head^(1/4),   W of M rows
+    phi(x) = exp(W x' - x' . x' / 2) / sqrt(M),   x' = x / d_head^(1/4),   W of M rows
     E[phi(q) . phi(k)] = exp(q' . k')
     z_t = sum_{s<=t} (phi(q_t) . phi(k_s)) v_s  /  sum_{s<=t} phi(q_t) . phi(k_s)
 
@@ -12,7 +12,7 @@ W is kept with the weights: drawn from `seed` and the layer, shared by heads and
 every so many passes over whole texts. In evaluation, and on a state, it is fixed.
 
 So that nothing overflows, the largest exponent of each query is taken off, and a constant of W from those of keys,
-|w|^2 / 2 being the most they reach: both cancel, and no later key has a part in them.
+w . w / 2 being the most they reach: both cancel, and no later key has a part in them.
 Pattern: exact, non-negative, rows sum to one.  State: sums of phi(k) v' and phi(k), float32, M numbers for each of a
 value's.
 Cost: O(pos M d_value).  Forms: left product (dense), chunks (fast), recurrence (scan).
@@ -34,6 +34,7 @@ from glassformer.arguments import Count
 from glassformer.attention.context import Context
 from glassformer.attention.mechanisms.linear import LARGEST_EXPONENT, FeatureMixer, FeatureWeights
 from glassformer.attention.mixer import Dims, Traits
+from glassformer.numerics.decompositions import qr
 from glassformer.trace import Tape
 
 
@@ -101,7 +102,7 @@ class PerformerMixer(FeatureMixer, config=Performer):
         return super().parallel(q, k, v, x, context, tape)
 
     def exponents(self, u: Tensor) -> Float[Tensor, "*lead pos feature"]:
-        """Return W x' - |x'|^2 / 2 of queries or keys, in float32 at least."""
+        """Return W x' - x' . x' / 2 of queries or keys, in float32 at least."""
         u = u.to(torch.promote_types(u.dtype, torch.float32)) * self.dims.d_head**-0.25
         return u @ self.directions.to(u.dtype).mT - u.square().sum(-1, keepdim=True) / 2
 
@@ -136,7 +137,7 @@ def random_directions(
         return normal(n_features, d_head)
     blocks = []
     for _ in range(-(-n_features // d_head)):
-        rotation, upper = torch.linalg.qr(normal(d_head, d_head))
+        rotation, upper = qr(normal(d_head, d_head))
         # the factor's signs are a convention: without them, directions are not uniform
         blocks.append((rotation * upper.diagonal().sign()).mT)
     rows = torch.cat(blocks)[:n_features]
