@@ -124,6 +124,10 @@ class DataConfig(Config, family=True):
         """Read or prepare the data; without a tokenizer, one that fits is built."""
         raise NotImplementedError
 
+    def symbols(self) -> list[str] | None:
+        """Return the vocabulary that the data bring, in id order; None for data that read with any tokenizer."""
+        return None
+
     def check(self) -> None:
         """Raise what `build` would for text that is not there, as far as that shows before any is read.
 

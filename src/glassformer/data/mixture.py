@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Batch, Data, DataConfig, Split, check_split, generator, hash64, vocabularies_of
-from glassformer.data.tokenizer import Tokenizer, train_bpe
+from glassformer.data.tokenizer import Tokenizer, symbol_tokenizer, train_bpe
 from glassformer.errors import DataError
 
 
@@ -24,7 +24,7 @@ class MixtureConfig(DataConfig, kind="mixture"):
         shares: Share of rows per part, summing to one. Where a share is no whole number of rows, the count varies from
             step to step so that it is right on average.
         vocab_size: Of a byte-level BPE that is learned from the text of all parts, as much of each as its share says;
-            without one the tokenizer is that of the first part.
+            without one the tokenizer is that of the first part, or of all symbols if every part brings its own.
         digit_pairs: Whether that BPE reads numbers two digits at a time, see `train_bpe`.
     """
 
@@ -46,6 +46,11 @@ class MixtureConfig(DataConfig, kind="mixture"):
 
     def build(self, tokenizer: Tokenizer | None = None) -> "MixtureData":
         return MixtureData(self, tokenizer)
+
+    def symbols(self) -> list[str] | None:
+        brought = [part.symbols() for part in self.parts]
+        together = dict.fromkeys(symbol for symbols in brought for symbol in symbols or ())
+        return None if None in brought else list(together)
 
     def check(self) -> None:
         for part in self.parts:
@@ -91,6 +96,8 @@ class MixtureData:
         self.parts: list[Data] = []
         if tokenizer is None and config.vocab_size is not None:
             tokenizer = train_bpe(config.texts(), config.vocab_size, digit_pairs=config.digit_pairs)
+        elif tokenizer is None and (symbols := config.symbols()) is not None:
+            tokenizer = symbol_tokenizer(symbols)
         for index, part in enumerate(config.parts):
             seed = hash64(config.seed, index, part.seed) >> 33
             changed = part.replace(batch_size=config.batch_size, length=config.length, seed=seed)

@@ -73,10 +73,15 @@ class Case:
             raise KeyError(f'no axis or setting "{name}".{nearest(name, known)} There are: {", ".join(known)}.')
         return known[name]
 
-    def train(self, config: TrainConfig) -> Path:
-        """Return the run folder of a recipe, trained with this seed here, in another case or in an earlier run."""
+    def train(self, config: TrainConfig, seed: int | None = None) -> Path:
+        """Return the run folder of a recipe, trained with this seed here, in another case or in an earlier run.
+
+        Args:
+            config: The recipe.
+            seed: Another one, for models that all cases have in common, such as those by which rates are chosen.
+        """
         assert self.trains is not None, "cases train where they are run by the engine"
-        return self.trains(config.replace(seed=self.seed))
+        return self.trains(config.replace(seed=self.seed if seed is None else seed))
 
     def generator(self) -> torch.Generator:
         """Return a generator of this seed."""

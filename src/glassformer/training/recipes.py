@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from glassformer.attention import QueryKeyOnly, Rope
+from glassformer.attention import Lightning, QueryKeyOnly, Rope
 from glassformer.data import (
     MixtureConfig,
     Planted,
@@ -18,7 +18,16 @@ from glassformer.data import (
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.data.text.sources import CONSTRUCTORS, PACKAGE, PROSE, STANDARD_LIBRARY
 from glassformer.errors import UnknownModel, nearest
-from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import (
+    DecoderConfig,
+    EncoderDecoderConfig,
+    Mlp,
+    RmsNorm,
+    block,
+    every,
+    published_block,
+    repeat,
+)
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
@@ -119,6 +128,21 @@ def gpt_4l() -> TrainConfig:
         model, data, evaluate=text, optim=optim, steps=9_000, compile=True, log_every=100, evaluate_every=1000,
         save_every=1000,
     )  # fmt: skip
+
+
+def hybrid_4l() -> TrainConfig:
+    """The layers of MiniMax-01 at the size of `gpt-4l`, on its data: three of lightning attention, one of softmax.
+
+    Everything else is as there, so that what differs between the two is what their layers do. Lightning layers have
+    keys and values for every head and a gate; their MLPs are narrower by as many parameters.
+    """
+    whole = gpt_4l()
+    softmax = whole.model.layers[-1]
+    lightning = published_block(
+        Lightning(), n_heads=8, norm=RmsNorm(), mlp=Mlp(472, activation="silu", gated=True, bias=False)
+    )
+    model = DecoderConfig(2048, 256, every(4, softmax, lightning, 4), max_len=512, final_norm=RmsNorm())
+    return whole.replace(model=model, compile=False)
 
 
 def prose_4l() -> TrainConfig:
@@ -236,6 +260,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
     "gpt-4l": gpt_4l,
+    "hybrid-4l": hybrid_4l,
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
     "phase-change": phase_change,

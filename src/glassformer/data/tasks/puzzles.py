@@ -12,6 +12,7 @@ from torch import Tensor
 from glassformer.arguments import Count, Kinds
 from glassformer.config import require
 from glassformer.data.batch import Split, is_heldout
+from glassformer.data.tasks.repeats import numbered
 from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape, last_position
 from glassformer.errors import DataError
 
@@ -143,6 +144,7 @@ class Recall(TaskConfig, kind="recall"):
 
     Args:
         length: Even; what remains after the pairs is filled with queries.
+        numbered: Call symbols t1, t2, … as `Repeat` does, so that tasks of a mixture are about the same symbols.
 
     Source: Arora et al. 2023, "Zoology" (multi-query associative recall), with queries right after the pairs.
     """
@@ -153,6 +155,7 @@ class Recall(TaskConfig, kind="recall"):
     n_pairs: Count = 8
     n_keys: Kinds = 32
     n_values: Kinds = 32
+    numbered: bool = False
 
     def __post_init__(self) -> None:
         check_shape(self)
@@ -164,6 +167,8 @@ class Recall(TaskConfig, kind="recall"):
         )
 
     def symbols(self) -> list[str]:
+        if self.numbered:
+            return numbered(1 + self.n_keys + self.n_values)
         return ["<bos>", *(f"k{i}" for i in range(self.n_keys)), *(f"v{i}" for i in range(self.n_values))]
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
@@ -189,6 +194,7 @@ class Needle(TaskConfig, kind="needle"):
         depth: Where the fact asked for stands, 0 at the beginning and 1 at the end; None for anywhere.
         n_needles: Facts in a row.
         n_names: Needles there are.
+        numbered: Call symbols t1, t2, … as `Repeat` does, so that tasks of a mixture are about the same symbols.
     """
 
     batch_size: int = 16
@@ -199,6 +205,7 @@ class Needle(TaskConfig, kind="needle"):
     n_noise: Kinds = 32
     n_needles: Count = 1
     n_names: Kinds = 1
+    numbered: bool = False
 
     def __post_init__(self) -> None:
         check_shape(self, least=4)
@@ -212,6 +219,8 @@ class Needle(TaskConfig, kind="needle"):
         )
 
     def symbols(self) -> list[str]:
+        if self.numbered:
+            return numbered(1 + self.n_names + self.n_values + self.n_noise)
         needles = ["needle"] if self.n_names == 1 else [f"needle{i}" for i in range(self.n_names)]
         noise = (f"n{i}" for i in range(self.n_noise))
         return ["<bos>", *needles, *(f"v{i}" for i in range(self.n_values)), *noise]

@@ -41,7 +41,7 @@ class Repeat(TaskConfig, kind="repeat"):
         require(self.vocab_size is None or self.vocab_size > 1, "vocab_size must leave a symbol beside <bos>.")
 
     def symbols(self) -> list[str] | None:
-        return _numbered(self.vocab_size)
+        return None if self.vocab_size is None else numbered(self.vocab_size)
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
         width = self.length + 1
@@ -73,7 +73,7 @@ class Induction(TaskConfig, kind="induction"):
         check_shape(self, least=4)
 
     def symbols(self) -> list[str] | None:
-        return _numbered(self.vocab_size)
+        return None if self.vocab_size is None else numbered(self.vocab_size)
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
         body = _different(alphabet.ids, self.batch_size, self.length - 2, random)
@@ -82,8 +82,9 @@ class Induction(TaskConfig, kind="induction"):
         return Rows(_with_bos(torch.cat([body, pair], 1), alphabet, True), last_position(self))
 
 
-def _numbered(vocab_size: int | None) -> list[str] | None:
-    return None if vocab_size is None else ["<bos>", *(f"t{i}" for i in range(1, vocab_size))]
+def numbered(vocab_size: int) -> list[str]:
+    """Return `<bos>` and numbered symbols, t1, t2, …"""
+    return ["<bos>", *(f"t{i}" for i in range(1, vocab_size))]
 
 
 def _different(ids: Tensor, rows: int, size: int, random: torch.Generator) -> Tensor:

@@ -4,7 +4,8 @@ Each config writes rows of length + 1 tokens and marks in `weight` the positions
 row so far determines, or, where nothing is certain, those whose best loss is known. `optimal_loss()` is the mean loss
 in nats over these positions of a model that knows the task perfectly.
 
-Tasks over arbitrary tokens (repeat, induction) use the tokenizer they are given; the others bring their own symbols.
+Tasks over arbitrary tokens (repeat, induction) use the tokenizer they are given; the others bring their own symbols, and
+are built with a tokenizer that has these among others, as that of a mixture of tasks has.
 """
 
 from collections.abc import Iterator
@@ -43,10 +44,6 @@ class Alphabet(NamedTuple):
 class TaskConfig(DataConfig):
     """A task: its symbols, its rows, its best loss."""
 
-    def symbols(self) -> list[str] | None:
-        """Return the vocabulary in id order, or None if the tokenizer's is used."""
-        raise NotImplementedError
-
     def outputs(self) -> list[str] | None:
         """Return the vocabulary of the answers in id order, or None if they are tokens that are read."""
         return None
@@ -73,23 +70,34 @@ class TaskData:
             if symbols is None:
                 raise DataError(f'"{config.kind}" needs vocab_size or a tokenizer to draw tokens from.')
             tokenizer = symbol_tokenizer(symbols)
-        elif symbols is not None and tokenizer.tokens(range(tokenizer.vocab_size)) != symbols:
-            raise DataError(
-                f'"{config.kind}" brings its own {len(symbols)} symbols, which are not those of {tokenizer}. Build it '
-                "without a tokenizer" + (", or leave vocab_size out." if hasattr(config, "vocab_size") else ".")
-            )
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         outputs = config.outputs()
         self.output_tokenizer = tokenizer if outputs is None else symbol_tokenizer(outputs)
-        free = [id for id in range(tokenizer.vocab_size) if id not in tokenizer.specials]
-        self.alphabet = Alphabet(torch.tensor(free), tokenizer.bos)
+        # rows are written in the task's own ids, which are places among its symbols
+        own = tokenizer if symbols is None else symbol_tokenizer(symbols)
+        free = [id for id in range(own.vocab_size) if id not in own.specials]
+        self.alphabet = Alphabet(torch.tensor(free), own.bos)
+        self.ids = torch.tensor(range(own.vocab_size) if symbols is None else self._ids_of(symbols))
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)
         rows = self.config.rows(self.alphabet, split, generator(self.config.seed, split, step))
+        sequence = self.ids[rows.sequence]
         if rows.targets is not None:
-            return Batch(rows.sequence, rows.targets, rows.weight, lengths=rows.lengths)
-        return next_token_batch(rows.sequence, rows.weight, lengths=rows.lengths)
+            return Batch(sequence, rows.targets, rows.weight, lengths=rows.lengths)
+        return next_token_batch(sequence, rows.weight, lengths=rows.lengths)
+
+    def _ids_of(self, symbols: list[str]) -> list[int]:
+        """Return the tokenizer's ids of the task's symbols."""
+        ids = [id for id in map(self.tokenizer.id, symbols) if id is not None]
+        if len(ids) < len(symbols):
+            config = self.config
+            raise DataError(
+                f'"{config.kind}" brings its own {len(symbols)} symbols, which are not among those of '
+                f"{self.tokenizer}. Build it without a tokenizer"
+                + (", or leave vocab_size out." if hasattr(config, "vocab_size") else ".")
+            )
+        return ids
 
     def optimal_loss(self) -> float:
         return self.config.optimal_loss()
