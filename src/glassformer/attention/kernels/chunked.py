@@ -1,14 +1,14 @@
 """Causal linear attention with decay, in chunks: linear time, hand-written backward.
 
-    z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s + decay^(t+1) q_t memory                      of a head: `chunked`
-    z_t = sum_{s<=t} exp(G_t - G_s) (q_t . k_s) v_s + exp(G_t) q_t memory,  G_t = sum_{r<=t} g_r   of each position: `gated`
+    z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s + decay^(t+1) q_t memory      `chunked`, one decay a head
+    z_t = sum_{s<=t} exp(G_t - G_s) (q_t . k_s) v_s + exp(G_t) q_t memory      `gated`, G the running sum of logarithms
 
 A chunk of length c sees itself by a masked left product and everything before it through a d_head x d_value memory.
 Where a document begins, the memory is let go: what a chunk writes of earlier documents, and what its positions of later
 ones would read, is multiplied by zero.
 `left_product` is the same sum as one masked N x N product per pair of tiles (Lightning Attention-1), kept as reference.
-Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 2; Yang et al. 2023, "Gated Linear
-Attention" (2312.06635), section 4, for gates and their gradient; Dao, Gu 2024 (2405.21060), section 6, for one gate a head.
+Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 2; with gates Yang et al. 2023, "Gated
+Linear Attention" (2312.06635), section 4, and Dao, Gu 2024, "Transformers are SSMs" (2405.21060), section 6.
 """
 
 from typing import Any
@@ -175,7 +175,7 @@ def _of_gates(of_q: Tensor, of_k: Tensor, after: Tensor, before: Tensor, last: T
     """Return the gradient of the logarithms of what positions keep.
 
     A running sum G_t is in what t reads, where q_t is, and its negative in what t writes, where k_t is: its gradient is
-    q . dq - k . dk, and that of one logarithm the sum of those behind it. What is left at the end of the chunk counts too.
+    q . dq - k . dk, and that of one logarithm the sum of those behind it, and of what is left at the end of the chunk.
 
     Args:
         of_q: Queries times their gradients, number by number, `batch head chunk row d_head`.

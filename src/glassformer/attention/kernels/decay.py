@@ -45,8 +45,8 @@ def gates_decay(
         return None
     size = like.shape[-2]
     seen = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
-    if documents is not None:
-        own = documents[:, 1:].unflatten(-1, (-1, size))[:, None, :, :, None]
+    own = None if documents is None else documents[:, 1:].unflatten(-1, (-1, size))[:, None, :, :, None]
+    if own is not None:
         seen = (own == own.mT) & seen
     if log_keep is None:
         from_start = to_end = over = like.new_ones(())
@@ -57,7 +57,7 @@ def gates_decay(
         between = (total[..., :, None] - total[..., None, :]).masked_fill(~seen, float("-inf")).to(like.dtype).exp()
         from_start, to_end = (x[..., None].to(like.dtype).exp() for x in (total, total[..., -1:] - total))
         over = from_start[..., -1:, :]
-    if documents is not None:
+    if documents is not None and own is not None:
         before, last = documents[:, :-1:size][:, None, :, None, None], own[..., -1:, :]
         from_start, to_end, over = from_start * (own == before), to_end * (own == last), over * (before == last)
     return Decay(between, from_start, to_end, over)
