@@ -485,7 +485,9 @@ def attention_views(
         own = None if merge.gain is None else detached(merge.gain)
         own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_z))
         gain = ones * merge.config.factor * (1.0 if own is None else own)
-    gate = None if merge.gate is None else (detached(merge.gate.weight).mT, None)
+    gate = None
+    if merge.gate is not None:
+        gate = detached(merge.gate.weight).mT, None if merge.gate.bias is None else detached(merge.gate.bias)
     after_gain = None
     if after is not None and not after.identity:
         found = gain_of(after, q.dtype)
