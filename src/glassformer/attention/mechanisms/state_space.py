@@ -16,7 +16,7 @@ Source: Dao, Gu 2024, "Transformers are SSMs" (2405.21060), sections 5 and 6, wh
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,9 @@ from glassformer.attention.kernels.chunked import chunked_flops, gated
 from glassformer.attention.kernels.decay import gates_decay
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mechanisms.delta import drawn_step_biases, wide
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.attention.projections import Convolved
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape, site
@@ -44,17 +46,19 @@ class StateSpace(MixerConfig, kind="state_space"):
     Args:
         shortest: No step is shorter.
         longest: No step is longer; None for no limit.
+        bias: Bias on what steps read of the stream, beside that of the step itself, as layers have it whose maps do.
         chunk: Rows per chunk; changes speed, not results.
     """
 
     shortest: Amount = 0.0
     longest: Positive | None = None
+    bias: bool = False
     chunk: Count = 64
 
     traits: ClassVar[Traits] = Traits(reads_input=True)
     stores_keys: ClassVar[bool] = False
     wide_state: ClassVar[bool] = True
-    variants = ({"chunk": 3}, {"shortest": 0.5, "longest": 0.8})
+    variants = ({"chunk": 3}, {"shortest": 0.5, "longest": 0.8}, {"bias": True})
 
     def __post_init__(self) -> None:
         require(
@@ -65,6 +69,18 @@ class StateSpace(MixerConfig, kind="state_space"):
     @property
     def crosses(self) -> bool:
         return False
+
+    def as_published(self, layer: int = 0) -> dict[str, Any]:
+        """Return the slots of Mamba-2's layer: one query and key for all heads, and a norm behind the gate.
+
+        Queries, keys and values pass convolutions with biases and silu.
+        """
+        projection = Convolved(groups=1, activation="silu", tap_bias=True)
+        return {
+            "mixer": self,
+            "projection": projection,
+            "merge": Merge(norm="all", gate="silu", norm_before_gate=False),
+        }
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form, linear in the number of queries: a text of many chunks is too long to walk."""
@@ -88,7 +104,7 @@ class StateSpaceMixer(Mixer, config=StateSpace):
     def __init__(self, config: StateSpace, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
         low, high = RATES
-        self.step = LinearMap(dims.d_model, dims.n_heads, bias=False)
+        self.step = LinearMap(dims.d_model, dims.n_heads, bias=config.bias)
         self.step_bias = nn.Parameter(drawn_step_biases(dims.n_heads))
         self.log_rate = nn.Parameter((low + (high - low) * torch.rand(dims.n_heads)).log())
         self.skip = nn.Parameter(torch.ones(dims.n_heads))
@@ -127,7 +143,8 @@ class StateSpaceMixer(Mixer, config=StateSpace):
 
     def steps(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head pos"]:
         """Return how long each position lasts."""
-        step = F.softplus(linear(wide(x), wide(self.step.weight), wide(self.step_bias))).mT
+        bias = self.step_bias if self.step.bias is None else self.step_bias + self.step.bias
+        step = F.softplus(linear(wide(x), wide(self.step.weight), wide(bias))).mT
         shortest, longest = self.config.shortest, self.config.longest
         return step if shortest == 0 and longest is None else step.clamp(shortest, longest)
 
