@@ -27,8 +27,8 @@ from glassformer.files import json_text
 
 FORMAT_VERSION = 1
 UNSAID = (
-    # metadata of a field that is left out of JSON where it is None, or true by default, so that what lacks it reads as
-    # before
+    # metadata of a field that is left out of JSON where it is None, or true or false by default, so that what lacks it
+    # reads as before
     "unsaid"
 )
 PLUGINS = "glassformer.mechanisms"  # entry points: a kind, and the module that registers it
@@ -168,7 +168,7 @@ def _require_finite(value: object, where: str) -> None:
 
 
 def _is_unsaid(value: object, default: object) -> bool:
-    return value is None or (value is True and default is True)
+    return value is None or (isinstance(value, bool) and value is default)
 
 
 def _encode(value: Any) -> Any:

@@ -267,8 +267,8 @@ class AttentionLayer(SubLayerModule):
         x_mix = x if inputs is None else self._mixed_input(inputs, x)
         z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context), memory, tape)
         z = site(tape, at.z, self.projection.restored(z) if absorbs else z)
-        scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
-        gate = None if inputs is None or self.merge.gate is None else self._gate(inputs, x)
+        gate = self._gate(inputs, x)
+        scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z, gate))
         flat = self.merge.prepare(z, x, scale, gate)
         if wants(tape, at.head_out):
             out = site(tape, at.head_out, self.merge.split(flat)).sum(-3)
@@ -327,18 +327,25 @@ class AttentionLayer(SubLayerModule):
 
         return inputs.own[quantity].replaced(usual, usual.ndim - 3, made)
 
-    def _gate(self, inputs: HeadInputs, x: Tensor) -> Float[Tensor, "batch pos d_z"]:
-        """Return what opens the gate, for heads that read a stream of their own made of that."""
-        assert self.merge.gate is not None, "asked for where there is one"
-        matrix = self.merge.gate.weight.unflatten(0, (self.dims.n_heads, -1))
-        usual = self.merge.gate(x).unflatten(-1, (self.dims.n_heads, -1)).transpose(1, 2)
-        if "gate_in" in inputs.own:
+    def _gate(self, inputs: HeadInputs | None, x: Tensor) -> Float[Tensor, "batch pos d_z"] | None:
+        """Return what opens the gate, if there is one, for heads that read a stream of their own made of that."""
+        if self.merge.gate is None:
+            return None
+        usual = self.merge.gate(x)
+        if inputs is None or "gate_in" not in inputs.own:
+            return usual
+        matrix, bias = (
+            None if rows is None else rows.unflatten(0, (self.dims.n_heads, -1))
+            for rows in (self.merge.gate.weight, self.merge.gate.bias)
+        )
+        assert matrix is not None, "a map has a matrix"
 
-            def made(copies: Float[Tensor, "copy batch pos d_model"], heads: Tensor) -> Tensor:
-                return torch.einsum("cbpd,ced->bcpe", inputs.norm(copies), matrix[heads])
+        def made(copies: Float[Tensor, "copy batch pos d_model"], heads: Tensor) -> Tensor:
+            opens = torch.einsum("cbpd,ced->bcpe", inputs.norm(copies), matrix[heads])
+            return opens if bias is None else opens + bias[heads][:, None]
 
-            usual = inputs.own["gate_in"].replaced(usual, 1, made)
-        return usual.transpose(1, 2).flatten(-2)
+        by_head = usual.unflatten(-1, (self.dims.n_heads, -1)).transpose(1, 2)
+        return inputs.own["gate_in"].replaced(by_head, 1, made).transpose(1, 2).flatten(-2)
 
     def _mixed_input(self, inputs: HeadInputs, x: Float[Tensor, "batch pos d_model"]) -> Tensor:
         """Return what the mechanism itself reads."""

@@ -1,6 +1,6 @@
 """From mixed values back to the stream: norm, gate, output matrix."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.arguments import Positive
+from glassformer.arguments import Count, Positive
 from glassformer.attention.linear_map import LinearMap
 from glassformer.attention.mixer import Dims
-from glassformer.config import Config
+from glassformer.config import UNSAID, Config, require
 
 GATES = {"sigmoid": torch.sigmoid, "silu": F.silu, "linear": lambda opened: opened}
 
@@ -23,10 +23,13 @@ class Merge(Config):
     Args:
         bias: Bias on the output.
         norm: RMS norm of z per head (`head`), or over all heads together (`all`).
+        groups: Groups of neighbouring heads that `all` norms each by itself; None for one of all heads.
         gain: Whether the norm has a learned gain.
         eps: Added to the mean square.
         factor: Constant factor on the normed z.
         gate: Multiply by sigmoid(x W_G) (`sigmoid`), silu(x W_G) (`silu`) or x W_G (`linear`), element by element.
+        gate_bias: Bias on x W_G.
+        norm_before_gate: Whether what is normed is gated, or what is gated is normed.
     """
 
     bias: bool = False
@@ -35,6 +38,20 @@ class Merge(Config):
     eps: Positive = 1e-5
     factor: float = 1.0
     gate: Literal["sigmoid", "silu", "linear"] | None = None
+    groups: Count | None = field(default=None, metadata={UNSAID: True})
+    gate_bias: bool = field(default=False, metadata={UNSAID: True})
+    norm_before_gate: bool = field(default=True, metadata={UNSAID: True})
+
+    def __post_init__(self) -> None:
+        require(
+            self.groups is None or self.norm == "all",
+            f'merge: groups={self.groups} says what norm="all" has means over; found norm={self.norm!r}.',
+        )
+        require(
+            self.norm_before_gate or None not in (self.norm, self.gate),
+            f"merge: norm_before_gate says which of both comes first; found norm={self.norm!r}, gate={self.gate!r}.",
+        )
+        require(self.gate is not None or not self.gate_bias, "merge: gate_bias without a gate; say which, or neither.")
 
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)
@@ -43,17 +60,26 @@ class Merge(Config):
 class MergeHeads(nn.Module):
     def __init__(self, config: Merge, dims: Dims) -> None:
         super().__init__()
+        require(
+            dims.n_heads % (config.groups or 1) == 0,
+            f"merge: {dims.n_heads} heads do not divide into groups={config.groups}.",
+        )
         self.config, self.dims = config, dims
         width = dims.n_heads * dims.d_z
         normed = {"head": dims.d_z, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
-        self.gate = LinearMap(dims.d_model, width, bias=False) if config.gate else None
+        self.gate = LinearMap(dims.d_model, width, bias=config.gate_bias) if config.gate else None
         self.output = LinearMap(width, dims.d_model, bias=config.bias)
 
     @property
     def linear(self) -> bool:
         """Whether what is written is linear in z with nothing frozen."""
         return self.config.norm is None
+
+    @property
+    def gates_first(self) -> bool:
+        """Whether the norm is of what has been gated."""
+        return not self.config.norm_before_gate
 
     @property
     def multiplies(self) -> bool:
@@ -74,10 +100,22 @@ class MergeHeads(nn.Module):
         ones = x.new_ones(x.shape[0], self.dims.n_heads, x.shape[1], self.dims.d_z)
         return self.prepare(ones, x, scale).unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2)
 
-    def scale(self, z: Float[Tensor, "batch head pos d_z"]) -> Float[Tensor, "batch head pos"]:
-        """Return the root mean square that z is divided by, per head (equal for all heads if normed together)."""
+    def scale(
+        self, z: Float[Tensor, "batch head pos d_z"], gate: Float[Tensor, "batch pos d_flat"] | None
+    ) -> Float[Tensor, "batch head pos"]:
+        """Return what mixed values are divided by, per head; `gate` is what x opens, if there is a gate."""
+        if self.gates_first:
+            assert gate is not None, "what is gated first has a gate"
+            z = z * self.opened_by_head(gate)
+        return self.size(z)
+
+    def size(self, z: Float[Tensor, "batch head pos d_z"]) -> Float[Tensor, "batch head pos"]:
+        """Return the root mean square of what is normed, per head (equal for all heads that are normed together)."""
         square = z.float().square() if z.dtype != torch.float64 else z.square()
-        mean = square.mean(-1) if self.config.norm == "head" else square.mean((1, 3))[:, None].expand(z.shape[:3])
+        mean = square.mean(-1)
+        if self.config.norm == "all":
+            groups = mean.unflatten(1, (self.config.groups or 1, -1))
+            mean = groups.mean(2, keepdim=True).expand_as(groups).flatten(1, 2)
         return (mean + self.config.eps).sqrt().to(z.dtype)
 
     def prepare(
@@ -103,6 +141,15 @@ class MergeHeads(nn.Module):
     def opened(self, gate: Tensor) -> Tensor:
         """Return what mixed values are multiplied by, of x W_G."""
         return GATES[self.config.gate or "linear"](gate)
+
+    def openings(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head pos d_z"]:
+        """Return what the gate multiplies mixed values by."""
+        assert self.gate is not None, "asked for where there is one"
+        return self.opened_by_head(self.gate(x))
+
+    def opened_by_head(self, gate: Tensor) -> Float[Tensor, "batch head pos d_z"]:
+        """Return the same by head."""
+        return self.opened(gate).unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2)
 
     def forward(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_model"]:
         return self.output(self.prepare(z, x, scale))

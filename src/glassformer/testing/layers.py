@@ -63,6 +63,7 @@ MERGES = [
     Merge(norm="all", gate="sigmoid", bias=True),
     Merge(gate="silu"),
     Merge(norm="all", gain=False, gate="linear"),
+    Merge(norm="all", gate="silu", gate_bias=True, norm_before_gate=False),
 ]
 
 

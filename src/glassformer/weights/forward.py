@@ -157,13 +157,13 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     made, _ = projection.before_rotation(tuple(projection.clipped(heads) for heads in (q, k, v)), inputs)
     q, k, v = projection.placed(made, inputs)
     z, _ = module.mixer(q, k, v, x, module.positions.within(context), None, None)
-    if a.gain is not None:
-        z = (z if a.held else z / module.merge.scale(z)[..., None]) * a.gain[:, None]
+    gate = None
     if a.gate is not None:
         weight, bias = a.gate
         gate = x @ weight if bias is None else x @ weight + bias
-        gate = module.merge.opened(gate)
-        z = z * gate.unflatten(-1, (z.shape[1], -1)).transpose(1, 2)
+    if a.gain is not None:
+        z = (z if a.held else z / module.merge.scale(z, gate)[..., None]) * a.gain[:, None]
+    z = z if gate is None else z * module.merge.opened_by_head(gate)
     out = torch.einsum("bhqe,hed->bqd", z, a.O)
     return out if a.bO is None else out + a.bO
 

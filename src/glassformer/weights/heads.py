@@ -475,17 +475,18 @@ def attention_views(
         q, k = (u.unflatten(-1, (streams, dims.d_head)).movedim(-2, -3) for u in (q, k))
     b_q = b_k = b_v = None
     if projection.qkv.bias is not None:
-        b_q, b_k, b_v = detached(projection.qkv.bias).split(projection.widths)
-        inner = (dims.d_head,) if streams == 1 else (streams, dims.d_head)
-        b_q, b_k = b_q.unflatten(0, (-1, *inner)), b_k.unflatten(0, (-1, *inner))
-        b_v = b_v.unflatten(0, (dims.n_kv_heads, -1))
+        b_q, b_k, b_v = (detached(projection.bias(which)) for which in ("query", "key", "value"))
+        if streams > 1:
+            b_q, b_k = (b.unflatten(-1, (streams, dims.d_head)) for b in (b_q, b_k))
     gain = None
     if not merge.linear:
         ones = q.new_ones(dims.n_heads, dims.d_z)
         own = None if merge.gain is None else detached(merge.gain)
         own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_z))
         gain = ones * merge.config.factor * (1.0 if own is None else own)
-    gate = None if merge.gate is None else (detached(merge.gate.weight).mT, None)
+    gate = None
+    if merge.gate is not None:
+        gate = detached(merge.gate.weight).mT, None if merge.gate.bias is None else detached(merge.gate.bias)
     after_gain = None
     if after is not None and not after.identity:
         found = gain_of(after, q.dtype)

@@ -169,7 +169,7 @@ def _projected(
 
     def by_head(flat: Tensor) -> tuple[Tensor, Tensor]:
         flat_q, flat_k = flat.split(projection.widths[:2], -1)
-        q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
+        q, k = projection.by_head(*(_heads(part, flat, n) for flat, n in zip((flat_q, flat_k), projection.made)))
         if not projection.norms_within:
             return q, k
         # norms between the matrices: linear once each addend is divided by the scale of what was read

@@ -39,6 +39,7 @@ class Step:
         scale: What they are divided by first, `batch head pos`; None for one.
         recorded: What any other sub-layer wrote, `batch pos d_model`.
         value_scale: What a norm between the matrices of values divides by, `batch pos 1`; None where there is none.
+        opened: What a gate multiplies mixed values by before their norm, `batch head pos d_z`; None where none does.
     """
 
     layer: SubLayer
@@ -49,6 +50,7 @@ class Step:
     scale: Tensor | None = None
     recorded: Tensor | None = None
     value_scale: Tensor | None = None
+    opened: Tensor | None = None
 
     @property
     def attention(self) -> AttentionLayer | None:
@@ -179,7 +181,8 @@ class Step:
         part, _ = self._attention
         scale = self.scale
         if scale is not None and live:
-            scale = part.merge.scale(z.flatten(0, -4)).view(z.shape[:-1])
+            normed = z if self.opened is None else z * self.opened
+            scale = part.merge.size(normed.flatten(0, -4)).view(z.shape[:-1])
         z = z if scale is None else z / scale[..., None]
         return z if self.factor is None else z * self.factor
 
@@ -305,7 +308,8 @@ def steps_of(run: Run, analysis: str) -> Steps:
         within = part.projection.norms_within
         value_scale = _value_scale(part, read(layer.at_read)).detach() if within else None
         factor = _factor(part, pattern, gate)
-        steps.append(Step(layer, before, after, pattern, factor, scale, value_scale=value_scale))
+        opened = None if gate is None or not part.merge.gates_first else part.merge.openings(gate).detach()
+        steps.append(Step(layer, before, after, pattern, factor, scale, value_scale=value_scale, opened=opened))
     embed = model.output_embed
     entry, final = FrozenNorm.of(embed.norm, read), FrozenNorm.of(model.output_stack.final, read)
     position = None if embed.positions is None else entry(read(embed.at_position))

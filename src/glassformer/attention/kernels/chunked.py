@@ -1,12 +1,14 @@
-"""Causal linear attention with a fixed decay per head, in chunks: linear time, hand-written backward.
+"""Causal linear attention with decay, in chunks: linear time, hand-written backward.
 
-    z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s + decay^(t+1) q_t memory
+    z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s + decay^(t+1) q_t memory      `chunked`, one decay a head
+    z_t = sum_{s<=t} exp(G_t - G_s) (q_t . k_s) v_s + exp(G_t) q_t memory      `gated`, G the running sum of logarithms
 
 A chunk of length c sees itself by a masked left product and everything before it through a d_head x d_value memory.
 Where a document begins, the memory is let go: what a chunk writes of earlier documents, and what its positions of later
 ones would read, is multiplied by zero.
 `left_product` is the same sum as one masked N x N product per pair of tiles (Lightning Attention-1), kept as reference.
-Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 2.
+Source: Qin et al. 2024, "Lightning Attention-2" (2401.04658), algorithms 1 and 2; with gates Yang et al. 2023, "Gated
+Linear Attention" (2312.06635), section 4, and Dao, Gu 2024, "Transformers are SSMs" (2405.21060), section 6.
 """
 
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from glassformer.attention.kernels.decay import Decay, gates_decay
 
 SPAN = 4096  # positions that are mixed together
 
@@ -46,6 +50,42 @@ def chunked(
         z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
         pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2), memory
+
+
+def gated(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_value"],
+    log_keep: Float[Tensor, "batch head pos"],
+    memory: Float[Tensor, "batch head d_head d_value"],
+    size: int = 64,
+    documents: Int[Tensor, "b pos_and_one"] | None = None,
+) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head d_head d_value"]]:
+    """Return mixed values and the memory after the last position, where every position says what it keeps.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        log_keep: Logarithm of what each head keeps of its memory at each position, before it writes; not positive.
+        memory: What it holds before the first.
+        size: Positions in a chunk.
+        documents: As in `chunked`.
+    """
+    if q.shape[-2] == 1:
+        keep = log_keep[..., None].exp()
+        if documents is not None:
+            keep = keep * (documents[:, 0] == documents[:, 1])[:, None, None, None]
+        memory = keep * memory + k.mT @ v
+        return q @ memory, memory
+    pieces = []
+    for start, stop, length in spans(q.shape[-2], size):
+        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
+        keep = log_keep[..., start:stop].unflatten(-1, (-1, length))
+        own = None if documents is None else documents[:, start : stop + 1]
+        z, memory = _Chunked.apply(*part, keep, memory, own)  # type: ignore[misc]
+        pieces.append(z.flatten(-3, -2))
+    return torch.cat(pieces, -2) if len(pieces) > 1 else pieces[0], memory
 
 
 def spans(n: int, size: int) -> list[tuple[int, int, int]]:
@@ -89,33 +129,64 @@ def decay_matrix(decay: Tensor, t: Tensor, s: Tensor) -> Float[Tensor, "head que
 
 
 class _Chunked(torch.autograd.Function):
-    """q, k, v come as batch head chunk row width. The backward is made of what has a derivative itself."""
+    """q, k, v come as batch head chunk row width. The backward is made of what has a derivative itself.
+
+    `keep` is the decay of each head, which gets no gradient, or the logarithm of each position's, batch head chunk row.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, documents: Tensor | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, memory: Tensor, documents: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(q, k, v, decay, memory)
+        ctx.save_for_backward(q, k, v, keep, memory)
         ctx.documents = documents
-        c = _Powers(decay, q.shape[-2], documents)
-        before, last = _memories((c.to_end * k).mT @ v, c.chunk, memory)
+        c = _decay(keep, documents, q)
+        before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
         return c.within(q @ k.mT) @ v + c.from_start * (q @ before), last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         dz, dlast = gradients
-        q, k, v, decay, memory = ctx.saved_tensors
-        c = _Powers(decay, q.shape[-2], ctx.documents)
-        before, _ = _memories((c.to_end * k).mT @ v, c.chunk, memory)
+        q, k, v, keep, memory = ctx.saved_tensors
+        c = _decay(keep, ctx.documents, q)
+        before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
         weight = c.within(dz @ v.mT)
         dq = weight @ k + c.from_start * (dz @ before.mT)
         # the gradient of the memory runs backwards in time: the same recursion on flipped chunks
         writes = ((c.from_start * q).mT @ dz).flip(2)
-        after, dmemory = _memories(writes, c.chunk.flip(2), dlast)
+        after, dmemory = _memories(writes, c.over.flip(2), dlast)
         after = after.flip(2)
         dk = weight.mT @ q + c.to_end * (v @ after.mT)
         dv = c.within(q @ k.mT).mT @ dz + c.to_end * (k @ after)
-        return dq, dk, dv, None, dmemory, None
+        dkeep = None if keep.ndim == 1 else _of_gates(dq * q, dk * k, after, before, last)
+        return dq, dk, dv, dkeep, dmemory, None
+
+
+def _decay(keep: Tensor, documents: Tensor | None, like: Tensor) -> "_Powers | Decay":
+    """Return what is left inside chunks: of a decay for each head, or of the logarithms of each position's."""
+    if keep.ndim == 1:
+        return _Powers(keep, like.shape[-2], documents)
+    decay = gates_decay(keep, documents, like)
+    assert decay is not None, "positions say what they keep"
+    return decay
+
+
+def _of_gates(of_q: Tensor, of_k: Tensor, after: Tensor, before: Tensor, last: Tensor) -> Tensor:
+    """Return the gradient of the logarithms of what positions keep.
+
+    A running sum G_t is in what t reads, where q_t is, and its negative in what t writes, where k_t is: its gradient is
+    q . dq - k . dk, and that of one logarithm the sum of those behind it, and of what is left at the end of the chunk.
+
+    Args:
+        of_q: Queries times their gradients, number by number, `batch head chunk row d_head`.
+        of_k: Keys times theirs.
+        after: Gradients of the memory after each chunk.
+        before: The memory before each chunk.
+        last: The memory after the last.
+    """
+    behind = (of_q - of_k).sum(-1).flip(-1).cumsum(-1).flip(-1)
+    held = torch.cat((before[:, :, 1:], last.unsqueeze(2)), 2)
+    return behind + (after * held).sum((-2, -1)).unsqueeze(-1)
 
 
 class _Powers:
@@ -126,7 +197,7 @@ class _Powers:
         self.mask = decay_matrix(decay, row, row)[None, :, None]
         self.from_start = (decay[:, None] ** (row + 1))[None, :, None, :, None]
         self.to_end = (decay[:, None] ** (size - 1 - row))[None, :, None, :, None]
-        self.chunk = (decay**size)[None, :, None, None, None]
+        self.over = (decay**size)[None, :, None, None, None]
         self.apart: Tensor | None = None
         if documents is not None:
             own = documents[:, 1:].unflatten(-1, (-1, size))[:, None, :, :, None]
@@ -134,7 +205,7 @@ class _Powers:
             self.apart = own != own.mT
             self.from_start = self.from_start * (own == before)
             self.to_end = self.to_end * (own == last)
-            self.chunk = self.chunk * (before == last)
+            self.over = self.over * (before == last)
 
     def within(self, products: Float[Tensor, "batch head chunk row row"]) -> Tensor:
         """Return the weights of a chunk's rows for each other."""

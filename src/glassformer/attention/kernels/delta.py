@@ -8,19 +8,18 @@ Gamma_ts = exp(G_t - G_s) where s <= t, else 0:
     (I + tril(B (K K' * Gamma), -1)) [U W] = B [V  exp(G) K]            the WY form
     U~ = U - W S,   Z = exp(G) Q S + (Q K' * Gamma) U~,   S <- exp(G_end) S + (exp(G_end - G) K)' U~
 
-Only the last line goes from chunk to chunk. Exponents are differences that are never positive. Where a document begins,
-the memory is let go, as in `kernels.chunked`.
+Only the last line goes from chunk to chunk. `kernels.decay` has the powers, and lets the memory go where a document
+begins.
 Source: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (2406.06484),
 section 3; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks" (2412.06464), section 3.3.
 """
-
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.attention.kernels.chunked import spans
+from glassformer.attention.kernels.decay import gates_decay
 from glassformer.numerics.decompositions import unit_lower_solution
 
 
@@ -87,68 +86,32 @@ def delta_pattern(
         log_keep: As in `delta_chunks`.
         allowed: Which positions know of each other, beside that no position knows of a later one.
     """
-    decay = _decay(log_keep, None, q)
-    among_keys, seen = decay.within(beta[..., None] * k @ k.mT), decay.within(q @ k.mT)
+    decay = gates_decay(None if log_keep is None else log_keep[:, :, None], None, q[:, :, None])
+    among_keys, seen = (products.tril() for products in (beta[..., None] * k @ k.mT, q @ k.mT))
+    if decay is not None:
+        among_keys, seen = among_keys * decay.between[:, :, 0], seen * decay.between[:, :, 0]
     if allowed is not None:
         among_keys, seen = among_keys * allowed, seen * allowed
     read = unit_lower_solution(among_keys, seen, left=False)
     return read * beta[..., None, :]
 
 
-class _Decay(NamedTuple):
-    """What is left of a write at each later row of its chunk, of the memory at each row, and of both at the end.
-
-    None where nothing is lost.
-    """
-
-    between: Float[Tensor, "batch head *chunk row row"] | None
-    from_start: Float[Tensor, "batch head *chunk row 1"] | None
-    to_end: Float[Tensor, "batch head *chunk row 1"] | None
-    over: Float[Tensor, "batch head *chunk 1 1"] | None
-
-    def within(self, products: Float[Tensor, "batch head *chunk row row"]) -> Tensor:
-        """Return the weights of a chunk's rows for each other."""
-        return products.tril() if self.between is None else products * self.between
-
-
-def _decay(log_keep: Tensor | None, documents: Tensor | None, like: Tensor) -> _Decay:
-    """Return the decay of chunks whose rows lie on the axis before the last of `like`."""
-    if log_keep is None and documents is None:
-        return _Decay(None, None, None, None)
-    size = like.shape[-2]
-    earlier = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
-    if log_keep is None:
-        between = from_start = to_end = over = like.new_ones(())
-    else:
-        # differences of running sums: of those in float32 little is left where a gate has closed once
-        total = log_keep.double().cumsum(-1)
-        between = (total[..., :, None] - total[..., None, :]).masked_fill(~earlier, float("-inf")).to(like.dtype).exp()
-        from_start, to_end = (x[..., None].to(like.dtype).exp() for x in (total, total[..., -1:] - total))
-        over = from_start[..., -1:, :]
-    if documents is not None:
-        own = documents[:, 1:].unflatten(-1, (-1, size))[:, None, :, :, None]
-        before, last = documents[:, :-1:size][:, None, :, None, None], own[..., -1:, :]
-        between = between * ((own == own.mT) & earlier)
-        from_start, to_end, over = from_start * (own == before), to_end * (own == last), over * (before == last)
-    return _Decay(between, from_start, to_end, over)
-
-
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_keep: Tensor | None, memory: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Mix rows that come as batch head chunk row width."""
-    decay = _decay(log_keep, documents, q)
+    decay = gates_decay(log_keep, documents, q)
     # what lies on and above the diagonal is not read
     among_keys = beta[..., None] * (k @ k.mT)
-    among_keys = among_keys if decay.between is None else among_keys * decay.between
+    among_keys = among_keys if decay is None else decay.within(among_keys)
     same = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device).expand_as(among_keys)
     inverse = unit_lower_solution(among_keys, same) * beta[..., None, :]
-    seen = decay.within(q @ k.mT)
+    seen = (q @ k.mT).tril() if decay is None else decay.within(q @ k.mT)
     # what is row by row has fewer columns than keys have
-    known = (inverse if decay.from_start is None else inverse * decay.from_start.mT) @ k
-    k = k if decay.to_end is None else decay.to_end * k
+    known = (inverse if decay is None else inverse * decay.from_start.mT) @ k
+    k = k if decay is None else decay.to_end * k
     u, w, k, memory = (x.flatten(0, 1) for x in (inverse @ v, known, k, memory))
-    over = None if decay.over is None else decay.over.expand(*q.shape[:3], 1, 1).flatten(0, 1)
+    over = None if decay is None else decay.over.expand(*q.shape[:3], 1, 1).flatten(0, 1)
     before, replaced = [], []
     for i, (u_c, w_c, k_c) in enumerate(zip(u.unbind(1), w.unbind(1), k.mT.unbind(1), strict=True)):
         before.append(memory)
@@ -156,7 +119,7 @@ def _chunks(
         memory = torch.baddbmm(memory if over is None else over[:, i] * memory, k_c, replaced[-1])
     replaced_all, before_all = (torch.stack(x, 1).unflatten(0, q.shape[:2]) for x in (replaced, before))
     own, earlier = seen @ replaced_all, q @ before_all
-    z = own + earlier if decay.from_start is None else torch.addcmul(own, decay.from_start, earlier)
+    z = own + earlier if decay is None else torch.addcmul(own, decay.from_start, earlier)
     return z, memory.unflatten(0, q.shape[:2])
 
 

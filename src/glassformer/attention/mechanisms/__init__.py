@@ -21,6 +21,7 @@ from glassformer.attention.mechanisms.performer import Performer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
+from glassformer.attention.mechanisms.state_space import StateSpace
 from glassformer.attention.mechanisms.streaming import Streaming
 from glassformer.attention.mechanisms.sum_normalised import SumNormalised
 from glassformer.attention.mechanisms.synthesizer import Synthesizer
@@ -29,6 +30,6 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
     "GatedDelta", "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh",
-    "Performer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "Streaming", "SumNormalised", "Synthesizer",
-    "Wasserstein", "depth_slopes", "lambda_init_at",
+    "Performer", "Refined", "RefinedWasserstein", "Softmax", "Sparse", "StateSpace", "Streaming", "SumNormalised",
+    "Synthesizer", "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip

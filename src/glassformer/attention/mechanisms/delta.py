@@ -200,16 +200,20 @@ class GatedDeltaMixer(_DeltaRuleMixer, config=GatedDelta):
     def __init__(self, config: _DeltaRule, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
         self.step = LinearMap(dims.d_model, dims.n_heads, bias=False)
-        low, high = (math.log(step) for step in STEPS)
-        step = (low + (high - low) * torch.rand(dims.n_heads)).exp()
+        self.step_bias = nn.Parameter(drawn_step_biases(dims.n_heads))
         # none is zero, whose logarithm would be none
         self.log_rate = nn.Parameter((LARGEST_RATE * (1 - torch.rand(dims.n_heads))).log())
-        # softplus of it is the step
-        self.step_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
 
     def log_decay(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch head pos"]:
         step = F.softplus(linear(wide(x), wide(self.step.weight), wide(self.step_bias)))
         return site(tape, self.at.log_decay, (-wide(self.log_rate).exp() * step).mT)
+
+
+def drawn_step_biases(n: int) -> Float[Tensor, " n"]:
+    """Return numbers whose softplus are steps, their logarithms drawn evenly between those of `STEPS`."""
+    low, high = (math.log(step) for step in STEPS)
+    step = (low + (high - low) * torch.rand(n)).exp()
+    return step + (-torch.expm1(-step)).log()
 
 
 def wide(u: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Short convolutions: every query, key and value mixed with those just before it, coordinate by coordinate.
 
-    q_t <- act(sum over i < width of  c_i * q_{t-i}),   c one vector per tap and head; k and v likewise
+    q_t <- act(sum over i < width of  c_i * q_{t-i} + b),   c one vector per tap and head; k and v likewise
 
+Queries and keys that a group of heads shares are mixed once.
 What lies before the first position of a text, of each packed document and of each left-padded row counts as zero.
 Queries and keys are mixed before any norm of their own, and before they are rotated. At birth the taps are those of the
 identity.
@@ -25,12 +26,13 @@ from glassformer.attention.projections.projection import (
     READ_SCORES,
     TAKE_MIXED,
     Departure,
+    Made,
     Of,
     Projected,
     ProjectionInputs,
     Which,
 )
-from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.attention.projections.separate import Separate, SeparateProjection, repeated
 from glassformer.config import UNSAID
 from glassformer.errors import AnalysisUnavailable
 
@@ -42,12 +44,18 @@ class Convolved(Separate, kind="convolved"):
     Args:
         width: Positions that are mixed, one's own among them.
         activation: Of what is mixed, before norms and rotation; None for none.
+        tap_bias: Bias on what is mixed, before the activation.
     """
 
     width: Count = 4
     activation: Literal["silu"] | None = field(default=None, metadata={UNSAID: True})
+    tap_bias: bool = field(default=False, metadata={UNSAID: True})
 
     crosses: ClassVar[bool] = False
+
+    def free(self) -> Separate:
+        # what a group shares is mixed by taps of its own
+        return self.replace(bias=True)
 
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "ConvolvedProjection":
         return ConvolvedProjection(self, dims, traits)
@@ -66,26 +74,32 @@ class ConvolvedProjection(SeparateProjection):
         super().__init__(config, dims, traits)
         streams, value_streams = several(traits.streams), several(traits.value_streams)
         self.shapes = (
-            (*streams, dims.n_heads, dims.d_head),
-            (*streams, dims.n_kv_heads, dims.d_head),
-            (*value_streams, dims.n_kv_heads, dims.d_value),
+            (*streams, self.made[0], dims.d_head),
+            (*streams, self.made[1], dims.d_head),
+            (*value_streams, self.made[2], dims.d_value),
         )
         self.earlier, self.activation = config.width - 1, config.activation
-        self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
+        self.convolutions = nn.ModuleList(
+            [ShortConvolution(shape, config.width, config.tap_bias) for shape in self.shapes]
+        )
         self.values_by_position = False
 
     def before_rotation(
-        self, made: Projected, inputs: ProjectionInputs, kept: ConvolvedState | None = None
+        self, made: Made, inputs: ProjectionInputs, kept: ConvolvedState | None = None
     ) -> tuple[Projected, ConvolvedState | None]:
         before = (None, None, None) if kept is None else kept
-        parts = zip(self.convolutions, inputs.with_own(*made), before)
+        if inputs.own is not None:
+            q, k, v = made
+            made = inputs.with_own(*self.by_head(q, k), v)
+        parts = zip(self.convolutions, made, before)
         (q, k, v), last = zip(*(mix(x, inputs.context.positions, earlier) for mix, x, earlier in parts))
         if self.activation == "silu":
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
-        return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
+        return (*self.normed(*self.by_head(q, k)), v), None if kept is None else ConvolvedState(*last)
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
-        return self.heads(x_q, x_k, x_v)
+        q, k, v = self.heads(x_q, x_k, x_v)
+        return (*self.by_head(q, k), v)
 
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
@@ -117,20 +131,24 @@ class ConvolvedProjection(SeparateProjection):
 
 
 class ShortConvolution(nn.Module):
-    """Mixes each coordinate with itself at earlier positions; `taps` begin with one's own position."""
+    """Mixes each coordinate with itself at earlier positions; `taps` begin with one's own position.
 
-    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+    It takes what neighbouring heads share once, or at each of them.
+    """
+
+    def __init__(self, shape: tuple[int, ...], width: int, bias: bool = False) -> None:
         super().__init__()
         self.width = width
         self.taps = nn.Parameter(torch.zeros(width, *shape))
+        self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
         with torch.no_grad():
             self.taps[0] = 1.0
 
     def forward(
         self,
-        x: Float[Tensor, "batch *heads pos d"],
+        x: Float[Tensor, "batch *made pos d"],
         positions: Int[Tensor, "b pos"],
-        before: Float[Tensor, "batch *heads earlier d"] | None = None,
+        before: Float[Tensor, "batch *known earlier d"] | None = None,
     ) -> tuple[Float[Tensor, "batch *heads pos d"], Float[Tensor, "batch *heads earlier d"]]:
         """Return what is mixed, and the last rows as they were.
 
@@ -142,6 +160,8 @@ class ShortConvolution(nn.Module):
         n, earlier = x.shape[-2], self.width - 1
         if before is None:
             before = x.new_zeros(*x.shape[:-2], earlier, x.shape[-1])
+        heads = max(x.shape[-3], before.shape[-3])
+        x, before = repeated(x, heads, -3), repeated(before, heads, -3)
         known = torch.cat((before, x), -2)
         mixed = x * self._tap(0, x)
         for i in range(1, self.width):
@@ -149,7 +169,11 @@ class ShortConvolution(nn.Module):
             for _ in range(x.ndim - 3):
                 there = there.unsqueeze(1)
             mixed = mixed + known[..., earlier - i : earlier - i + n, :] * self._tap(i, x) * there
-        return mixed, known[..., n:, :]
+        return mixed if self.bias is None else mixed + _at_heads(self.bias, x), known[..., n:, :]
 
     def _tap(self, i: int, like: Tensor) -> Tensor:
-        return self.taps[i].to(like.dtype).unsqueeze(-2)
+        return _at_heads(self.taps[i], like)
+
+
+def _at_heads(rows: Float[Tensor, "*stream made d"], like: Tensor) -> Float[Tensor, "*stream head 1 d"]:
+    return repeated(rows.to(like.dtype).unsqueeze(-2), like.shape[-3], -3)

@@ -24,6 +24,7 @@ from glassformer.attention.projections.projection import (
     READ_SCORES,
     TAKE_VALUES,
     Departure,
+    Made,
     Of,
     Projected,
     ProjectionInputs,
@@ -56,7 +57,7 @@ class GaussianProjection(SeparateProjection):
             "add to scores.",
         )
 
-    def before_rotation(self, made: Projected, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
+    def before_rotation(self, made: Made, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         (q, k, v), kept = super().before_rotation(made, inputs, kept)
         return (_positive(q), _positive(k), _positive(v)), kept
 

@@ -25,6 +25,13 @@ Projected = tuple[
     Float[Tensor, "batch *value_stream kv_head key d_value"],
 ]
 
+# as they are made, where groups of heads may share queries and keys
+Made = tuple[
+    Float[Tensor, "batch *stream query_group pos d_head"],
+    Float[Tensor, "batch *stream key_group key d_head"],
+    Float[Tensor, "batch *value_stream kv_head key d_value"],
+]
+
 Which = Literal["query", "key", "value"]
 Of = Literal["scores", "values"]
 # from which of the three, and what all heads make of the one stream, to the same with some heads' own in it

@@ -5,20 +5,21 @@ forward pass is one matmul and per-head matrices are views.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.arguments import Positive
+from glassformer.arguments import Count, Positive
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.projections.projection import (
     READ_SCORES,
     TAKE_VALUES,
     Departure,
+    Made,
     Of,
     Projected,
     Projection,
@@ -27,6 +28,7 @@ from glassformer.attention.projections.projection import (
     Which,
 )
 from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.config import UNSAID, require
 
 # numbers of all queries, keys and values of one position
 Widths = tuple[int, int, int]
@@ -36,15 +38,20 @@ Widths = tuple[int, int, int]
 class Separate(ProjectionConfig, kind="separate"):
     """One linear map each; with fewer key/value heads than query heads the latter share them in groups (GQA, MQA).
 
+    The other way round, `groups` of neighbouring heads share queries and keys, and each has values of its own: grouped
+    values, as state spaces have them.
+
     Args:
         bias: Biases on all three.
         qk_norm: Norm of queries and keys; True for the root mean square of each head, with shared gains.
         clip: Every coordinate of queries, keys and values is cut off at this size, before any norm.
+        groups: How many queries and keys there are, each for a group of neighbouring heads; None for one of each head.
     """
 
     bias: bool = False
     qk_norm: QueryKeyNorm | bool = False
     clip: Positive | None = None
+    groups: Count | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         if self.qk_norm is True:
@@ -55,7 +62,7 @@ class Separate(ProjectionConfig, kind="separate"):
         return (SourceProjection if cross else SeparateProjection)(self, dims, traits)
 
     def free(self) -> "Separate":
-        return self.replace(bias=True)
+        return self.replace(bias=True, groups=None)
 
     def joined(self, dims: Dims, widths: Widths) -> Any:
         """Return W_Q, W_K and W_V below each other, as one map of so many rows each."""
@@ -96,7 +103,7 @@ class JoinedMap(LinearMap):
 class SeparateProjection(Projection):
     def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
         super().__init__()
-        self.set_sizes(dims, traits)
+        self.set_sizes(dims, traits, config.groups)
         self.qkv = config.joined(dims, self.widths)
         self.multiplied = config.multiplied(across=self.stores_keys)
         self.clip, norm = config.clip, config.qk_norm
@@ -106,21 +113,28 @@ class SeparateProjection(Projection):
             else None
         )
 
-    def set_sizes(self, dims: Dims, traits: Traits) -> None:
+    def set_sizes(self, dims: Dims, traits: Traits, groups: int | None = None) -> None:
         """Say how many queries, keys and values there are, and how wide all of each are together."""
+        require(
+            groups is None or (dims.n_heads == dims.n_kv_heads and dims.n_heads % groups == 0),
+            f"attention: groups={groups} of heads share queries and keys, and each head has its own values; found "
+            f"n_heads={dims.n_heads}, n_kv_heads={dims.n_kv_heads}. Use a divisor, and leave n_kv_heads out.",
+        )
         self.dims, self.streams, self.value_streams = dims, traits.streams, traits.value_streams
+        # queries, keys and values that are made
+        self.made = groups or dims.n_heads, groups or dims.n_kv_heads, dims.n_kv_heads
         self.widths = (
-            dims.n_heads * traits.streams * dims.d_head,
-            dims.n_kv_heads * traits.streams * dims.d_head,
-            dims.n_kv_heads * traits.value_streams * dims.d_value,
+            self.made[0] * traits.streams * dims.d_head,
+            self.made[1] * traits.streams * dims.d_head,
+            self.made[2] * traits.value_streams * dims.d_value,
         )
 
     def forward(self, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         made, kept = self.before_rotation(self.heads(inputs.query, inputs.key, inputs.value), inputs, kept)
         return self.placed(made, inputs), kept
 
-    def heads(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
-        """Return queries, keys and values by head, each from its own position, before any norm."""
+    def heads(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Made:
+        """Return queries, keys and values as they are made, each from its own position, before any norm."""
         if x_q is x_k is x_v:
             joined = self.qkv(x_q)
             q, k, v = (joined if self.clip is None else self.clipped(joined)).split(self.widths, -1)
@@ -132,20 +146,23 @@ class SeparateProjection(Projection):
             k, v = self._part(x_k, 1, 3).split(self.widths[1:], -1)
         else:
             q, k, v = (self._part(x, i, i + 1) for i, x in enumerate((x_q, x_k, x_v)))
-        heads, kv_heads = self.dims.n_heads, self.dims.n_kv_heads
-        q, k = heads_of(q, heads, self.streams), heads_of(k, kv_heads, self.streams)
-        return q, k, heads_of(v, kv_heads, self.value_streams)
+        q, k = heads_of(q, self.made[0], self.streams), heads_of(k, self.made[1], self.streams)
+        return q, k, heads_of(v, self.made[2], self.value_streams)
 
-    def before_rotation(self, made: Projected, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
+    def by_head(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, those that a group has in common at each of its heads."""
+        return repeated(q, self.dims.n_heads, -3), repeated(k, self.dims.n_kv_heads, -3)
+
+    def before_rotation(self, made: Made, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         """Return heads as positions find them: behind their norms, and mixed along a text by kinds that do that.
 
         Args:
-            made: Queries, keys and values by head, as `heads` makes them.
+            made: Queries, keys and values, as `heads` makes them or by head.
             inputs: As in `forward`.
             kept: As in `forward`.
         """
         q, k, v = made
-        return inputs.with_own(*self.normed(q, k), v), None
+        return inputs.with_own(*self.normed(*self.by_head(q, k)), v), None
 
     def placed(self, made: Projected, inputs: ProjectionInputs) -> Projected:
         """Return heads with queries and keys turned as positions turn those that are written."""
@@ -170,17 +187,14 @@ class SeparateProjection(Projection):
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         q, k, v = self.heads(x_q, x_k, x_v)
-        return (*self.normed(q, k), v)
+        return (*self.normed(*self.by_head(q, k)), v)
 
     def projected(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
         """Return what the matrices of some heads make of a stream each, before any norm."""
-        i = ("query", "key", "value").index(which)
-        y = torch.einsum("cbpd,cde->bcpe", x, self.matrix(which)[heads])
-        if self.qkv.bias is not None:
-            n_heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
-            y = y + self.qkv.bias.split(self.widths)[i].unflatten(0, (n_heads, -1))[heads][:, None]
+        y, bias = torch.einsum("cbpd,cde->bcpe", x, self.matrix(which)[heads]), self.bias(which)
+        y = y if bias is None else y + bias[heads][:, None]
         y, streams = self.clipped(y), self.value_streams if which == "value" else self.streams
         return y if streams == 1 else y.unflatten(-1, (streams, -1)).permute(0, 3, 1, 2, 4)
 
@@ -206,11 +220,21 @@ class SeparateProjection(Projection):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def matrix(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_model d_head"]:
-        """Return per-head matrices as views on the parameter (row-vector convention); streams follow their head."""
+        """Return per-head matrices (row-vector convention), streams following their head.
+
+        They are views on the parameter, unless heads share them.
+        """
         i = ("query", "key", "value").index(which)
-        rows = self.qkv.weight.split(self.widths)[i]
-        heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
-        return rows.unflatten(0, (heads, -1)).mT
+        rows = self.qkv.weight.split(self.widths)[i].unflatten(0, (self.made[i], -1))
+        return repeated(rows, self.dims.n_heads if i == 0 else self.dims.n_kv_heads, 0).mT
+
+    def bias(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_head"] | None:
+        """Return per-head biases, streams following their head; None without any."""
+        if self.qkv.bias is None:
+            return None
+        i = ("query", "key", "value").index(which)
+        rows = self.qkv.bias.split(self.widths)[i].unflatten(0, (self.made[i], -1))
+        return repeated(rows, self.dims.n_heads if i == 0 else self.dims.n_kv_heads, 0)
 
     def own_parameters(self) -> Iterator[tuple[str, int]]:
         yield from self.qkv.own_parameters()
@@ -252,6 +276,11 @@ class SourceProjection(SeparateProjection):
     def state_numbers(self, length: int, source_length: int) -> int:
         _, key, value = self.widths
         return source_length * (key + value) if length else 0
+
+
+def repeated(each: Tensor, heads: int, axis: int) -> Tensor:
+    """Return what neighbouring heads share at each of them; as it is if they share nothing."""
+    return each if each.shape[axis] == heads else each.repeat_interleave(heads // each.shape[axis], axis)
 
 
 def heads_of(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Departure, Of, Projected, ProjectionInputs
+from glassformer.attention.projections.projection import Departure, Made, Of, Projected, ProjectionInputs
 from glassformer.attention.projections.separate import Separate, SeparateProjection
 
 
@@ -45,7 +45,7 @@ class SmearedProjection(SeparateProjection):
         self.smear = Smear(dims.n_kv_heads)
 
     def before_rotation(
-        self, made: Projected, inputs: ProjectionInputs, kept: SmearedState | None = None
+        self, made: Made, inputs: ProjectionInputs, kept: SmearedState | None = None
     ) -> tuple[Projected, SmearedState | None]:
         (q, k, v), _ = super().before_rotation(made, inputs)
         k, last = self.smear(k, inputs.context.positions, None if kept is None else kept.key)
@@ -69,7 +69,7 @@ class SmearedProjection(SeparateProjection):
         return False
 
     def state_numbers(self, length: int, source_length: int) -> int:
-        return self.widths[1]
+        return self.dims.n_kv_heads * self.streams * self.dims.d_head
 
 
 class Smear(nn.Module):

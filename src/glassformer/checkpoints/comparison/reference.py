@@ -220,8 +220,10 @@ def recorded(
         values[site] = value[:, : side.shape[1]]
     if source is None:
         banded = getattr(theirs.config, "attention_window", None) is not None
-        patterns = tuple(map(_square, out.attentions or ())) if banded else out.attentions
-        values |= _stack("", out.hidden_states, patterns)
+        # what has no patterns gives none
+        patterns = getattr(out, "attentions", None)
+        patterns = tuple(map(_square, patterns or ())) if banded else patterns
+        values |= _stack("", out.hidden_states, patterns, behind=is_recurrence(theirs))
     else:
         values |= _stack("encoder.", out.encoder_hidden_states, out.encoder_attentions)
         values |= _stack("decoder.", out.decoder_hidden_states, out.decoder_attentions, out.cross_attentions)
@@ -229,9 +231,18 @@ def recorded(
     return values if logits is None else values | {"logits": logits}
 
 
-def _stack(prefix: str, hidden: Any, attentions: Any, crossed: Any = None) -> dict[str, Tensor]:
-    *entering, last = hidden
-    values = {f"{prefix}blocks.{layer}.resid_pre": stream for layer, stream in enumerate(entering)}
+def is_recurrence(theirs: Any) -> bool:
+    """Whether a reference keeps a state in the place of keys: such ones call it otherwise, and record other streams."""
+    return "cache_params" in inspect.signature(theirs.forward).parameters
+
+
+def _stack(
+    prefix: str, hidden: Any, attentions: Any, crossed: Any = None, *, behind: bool = False
+) -> dict[str, Tensor]:
+    """Return streams and patterns by our sites; streams are those before each layer, or `behind` it."""
+    *streams, last = hidden
+    place = "resid_post" if behind else "resid_pre"
+    values = {f"{prefix}blocks.{layer}.{place}": stream for layer, stream in enumerate(streams)}
     for part, patterns in (("attn", attentions), ("cross", crossed)):
         values |= {f"{prefix}blocks.{layer}.{part}.pattern": pattern for layer, pattern in enumerate(patterns or ())}
     return values | {f"{prefix}final.norm": last}

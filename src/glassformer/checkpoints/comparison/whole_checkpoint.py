@@ -23,6 +23,7 @@ from glassformer.checkpoints.comparison.reference import (
     Difference,
     compared_with,
     counterparts,
+    is_recurrence,
     library,
     real_positions,
     recorded,
@@ -362,9 +363,10 @@ def _run(theirs: Any, **given: Any) -> Any:
 def _greedy(theirs: Any, tokens: Tensor, steps: int, name: str, given: dict[str, Any]) -> Greedy:
     """Return what a reference generates from a cache; `name` is the argument that takes tokens."""
     chosen, logits, cache, new = [], [], None, tokens
+    kept = "cache_params" if is_recurrence(theirs) else "past_key_values"
     for _ in range(steps):
-        out = _run(theirs, past_key_values=cache, use_cache=True, **{name: new}, **given)
-        cache = out.past_key_values
+        out = _run(theirs, use_cache=True, **{name: new, kept: cache}, **given)
+        cache = out[kept]
         logits.append(out.logits[:, -1])
         new = logits[-1].argmax(-1)[:, None]
         chosen.append(new)

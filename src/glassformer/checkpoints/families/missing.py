@@ -20,7 +20,6 @@ MISSING: dict[str, str] = {
     "llama4_text": "experts whose weights multiply what they read",
     "lfm2": "gated short convolutions in the place of attention",
     "mamba": _STATE,
-    "mamba2": _STATE,
     "ministral3": "queries that grow with their position",
     "modernbert": "a block whose first sub-layer alone reads without a norm",
     "nanochat": "rotary positions that turn backwards, and norms behind them",

@@ -38,6 +38,7 @@ MERGES = {
     "silu": Merge(gate="silu", bias=True),
     "norm": Merge(norm="head", factor=0.7),
     "normed, gated": Merge(norm="all", gate="silu"),
+    "gated, normed": Merge(norm="all", groups=2, gate="silu", gate_bias=True, norm_before_gate=False),
 }
 
 
@@ -191,7 +192,7 @@ def test_a_foretelling_holds_gates_on_the_tokens_that_it_measures() -> None:
 
 @pytest.mark.parametrize("merge", MERGES.values(), ids=MERGES)
 def test_cells_taken_out_of_a_text_are_what_a_gated_head_added_there(merge: Merge) -> None:
-    made: dict[str, Any] = {"n_heads": 1, "merge": merge, "norm": NoNorm()}
+    made: dict[str, Any] = {"n_heads": 1, "merge": merge.replace(groups=None), "norm": NoNorm()}
     found = drawn("one", DecoderConfig(5, 6, (block(**made),), max_len=8, final_norm=NoNorm()))
     model, ids = found.model, found.inputs[0]
     with torch.no_grad():
