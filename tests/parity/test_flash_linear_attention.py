@@ -29,6 +29,7 @@ from glassformer.attention import (
 )
 from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.kernels.delta import delta_chunks, delta_pattern
+from glassformer.models import retention
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, stream
 
@@ -246,3 +247,20 @@ def test_lightning_with_the_decays_of_retention_is_retention() -> None:
     attention = layer(Lightning(slopes=tuple((-decays.log()).tolist()), activation="none"))
     # theirs divides queries by sqrt(d_head), which the norm behind it undoes
     compare(lambda: (mixed(attention, q, k, v) * WIDTH**-0.5,), lambda: (fla.naive_retention(q, k, v),), q, k, v)
+
+
+def test_a_published_layer_of_retention_is_theirs_behind_the_norm() -> None:
+    fla = reference("retention")
+    config: Any = retention(1, n_heads=3, d_head=WIDTH)[0].parts[0]
+    attention = Layer(randomise(config.build(D_MODEL, N, 0, "").double().eval()))
+    x = stream(2, N).requires_grad_()
+    merge: Any = attention.module.merge
+
+    def theirs() -> tuple[Tensor]:
+        tape = attention.tape("query", "key", "value", grad=True)
+        attention(x, tape=tape)
+        z = fla.naive_retention(*(tape.values[name] for name in ("query", "key", "value")))
+        normed = (z * (z.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).transpose(1, 2).flatten(-2)
+        return (torch.nn.functional.silu(x @ merge.gate.weight.T) * normed @ merge.output.weight.T,)
+
+    compare(lambda: (attention(x),), theirs, x, *attention.module.parameters())
