@@ -26,6 +26,7 @@ from glassformer.attention.mechanisms import (
     Performer,
     Refined,
     RefinedWasserstein,
+    Rwkv6,
     Softmax,
     Sparse,
     Streaming,
@@ -69,6 +70,7 @@ from glassformer.attention.projections import (
     ProjectionConfig,
     QueryKeyNorm,
     Separate,
+    Shifted,
     ShortConvolution,
     Smear,
     Smeared,
@@ -77,6 +79,7 @@ from glassformer.attention.projections import (
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
+from glassformer.attention.token_shift import TokenShift
 
 __all__ = [
     "AdaptiveSpan",
@@ -140,7 +143,9 @@ __all__ = [
     "RelativeBiasPositions",
     "Rope",
     "RopeScaling",
+    "Rwkv6",
     "Separate",
+    "Shifted",
     "ShortConvolution",
     "Smear",
     "Smeared",
@@ -155,6 +160,7 @@ __all__ = [
     "Synthesizer",
     "Temperature",
     "Tied",
+    "TokenShift",
     "Traits",
     "Wasserstein",
     "YarnScaling",
