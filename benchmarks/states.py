@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.attention import Attention, AttentionLayer, Delta, GatedDelta, Lightning, Linear, MixerConfig
+from glassformer.attention import Attention, AttentionLayer, Delta, GatedDelta, Lightning, Linear, MixerConfig, Rwkv6
+from glassformer.attention.kernels.channel_decay import channel_decay_chunks
 from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.kernels.delta import delta_chunks
 from glassformer.bench.memory import keep_freed_memory
@@ -74,11 +75,11 @@ def decode_step(built: AttentionLayer, x: Tensor) -> Callable[[], Tensor]:
     return lambda: built(x[:, -1:], context, state=state)[0]
 
 
-def _reference(name: str) -> ModuleType:
+def _reference(name: str, file: str = "naive") -> ModuleType:
     package = importlib.util.find_spec("fla")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("fla-core is not installed, whose naive references are the baseline.", name="fla")
-    spec = importlib.util.spec_from_file_location(name, Path(package.origin).parent / "ops" / name / "naive.py")
+    spec = importlib.util.spec_from_file_location(name, Path(package.origin).parent / "ops" / name / f"{file}.py")
     assert spec is not None and spec.loader is not None, "a file that is there has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -143,11 +144,24 @@ def _linear(length: int) -> tuple[Form, Form, Form]:
     return _z(ours, by_position=False), loop, chunks
 
 
+def _rwkv6(length: int) -> tuple[Form, Form, Form]:
+    r, k, v, _, _, memory = _drawn(length)
+    generator = torch.Generator().manual_seed(1)
+    gate = F.logsigmoid(torch.randn(1, HEADS, length, D_HEAD, generator=generator))
+    bonus = torch.randn(HEADS, D_HEAD, generator=generator)
+    ours = partial(channel_decay_chunks, r * D_HEAD**-0.5, k, v, gate, bonus, memory, Rwkv6().chunk)
+    loop = partial(_reference("rwkv6", "recurrent_naive").naive_recurrent_rwkv6, r, k, v, gate, bonus)
+    # theirs takes queries as they come
+    chunks = partial(_reference("rwkv6", "chunk_naive").naive_chunk_rwkv6, r * D_HEAD**-0.5, k, v, gate, bonus)
+    return _z(ours, by_position=False), _z(loop, by_position=False), _z(chunks, by_position=False)
+
+
 KEPT = (
     Kept(Delta(), _delta, 5.0),
     Kept(GatedDelta(), _gated_delta, 5.0),
     Kept(Lightning(), _lightning, 8.0),
     Kept(Linear(), _linear, None),
+    Kept(Rwkv6(), _rwkv6, None),
 )
 
 

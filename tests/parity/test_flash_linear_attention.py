@@ -25,23 +25,26 @@ from glassformer.attention import (
     Lrpe,
     MixerConfig,
     Performer,
+    Rwkv6,
     depth_slopes,
 )
+from glassformer.attention.kernels.channel_decay import channel_decay_chunks, channel_decay_pattern
 from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.kernels.delta import delta_chunks, delta_pattern
+from glassformer.models import retention
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, stream
 
 N, WIDTH, EXACT = 128, 6, 1e-10
 
 
-def reference(name: str) -> Any:
+def reference(name: str, file: str = "naive") -> Any:
     """Return what a naive file of the package defines, in float64."""
     package = importlib.util.find_spec("fla")
     if package is None or package.origin is None:
         pytest.skip("fla-core is not installed")
     pytest.importorskip("einops")
-    path = Path(package.origin).parent / "ops" / name / "naive.py"
+    path = Path(package.origin).parent / "ops" / name / f"{file}.py"
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"torch\.float(32)?\b", "torch.float64", text).replace(".float()", ".double()")
     found: dict[str, Any] = {}
@@ -138,6 +141,32 @@ def test_layers_of_the_delta_rule_mix_what_the_loops_do(mixer: Any) -> None:
     rows = by_position(q, k, read["value"], read["beta"], gate)
     z, _ = reference("gated_delta_rule").naive_recurrent_gated_delta_rule(*rows)
     close(read["z"], z.transpose(1, 2), EXACT)
+
+
+def test_decays_by_channel_are_those_of_the_loop_and_the_chunks_of_rwkv6() -> None:
+    loop, chunks = (reference("rwkv6", f"{form}_naive") for form in ("recurrent", "chunk"))
+    x, generator = drawn(), torch.Generator().manual_seed(1)
+    r, k, v, state = (x[name] for name in ("q", "k", "v", "state"))
+    gate = -torch.randn(2, 3, N, WIDTH, generator=generator, dtype=torch.float64).exp()
+    bonus = torch.randn(3, WIDTH, generator=generator, dtype=torch.float64)
+    gate, bonus = gate.requires_grad_(), bonus.requires_grad_()
+    compare(
+        lambda: channel_decay_chunks(r, k, v, gate, bonus, state),
+        lambda: loop.naive_recurrent_rwkv6(r, k, v, gate, bonus, 1.0, state, output_final_state=True),
+        r, k, v, gate, bonus, state,
+    )  # fmt: skip
+    # theirs in chunks writes in place, and has no gradients
+    z = chunks.naive_chunk_rwkv6(*(x.detach() for x in (r, k, v, gate, bonus)))
+    close(channel_decay_chunks(r, k, v, gate, bonus, torch.zeros_like(state))[0], z, EXACT)
+    close(channel_decay_pattern(r, k, gate, bonus) @ v, z, EXACT)
+
+
+def test_a_layer_of_rwkv6_mixes_what_the_loop_does() -> None:
+    attention = layer(Rwkv6(rank=3))
+    read = attention.read(stream(2, N), "query", "key", "value", "log_decay", "z")
+    rows = (read[name] for name in ("query", "key", "value", "log_decay"))
+    z, _ = reference("rwkv6", "recurrent_naive").naive_recurrent_rwkv6(*rows, attention.mixer.bonus.detach(), scale=1.0)
+    close(read["z"], z, EXACT)
 
 
 def test_sums_without_decay_are_the_loop_of_linear_attention() -> None:
@@ -246,3 +275,20 @@ def test_lightning_with_the_decays_of_retention_is_retention() -> None:
     attention = layer(Lightning(slopes=tuple((-decays.log()).tolist()), activation="none"))
     # theirs divides queries by sqrt(d_head), which the norm behind it undoes
     compare(lambda: (mixed(attention, q, k, v) * WIDTH**-0.5,), lambda: (fla.naive_retention(q, k, v),), q, k, v)
+
+
+def test_a_published_layer_of_retention_is_theirs_behind_the_norm() -> None:
+    fla = reference("retention")
+    config: Any = retention(1, n_heads=3, d_head=WIDTH)[0].parts[0]
+    attention = Layer(randomise(config.build(D_MODEL, N, 0, "").double().eval()))
+    x = stream(2, N).requires_grad_()
+    merge: Any = attention.module.merge
+
+    def theirs() -> tuple[Tensor]:
+        tape = attention.tape("query", "key", "value", grad=True)
+        attention(x, tape=tape)
+        z = fla.naive_retention(*(tape.values[name] for name in ("query", "key", "value")))
+        normed = (z * (z.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).transpose(1, 2).flatten(-2)
+        return (torch.nn.functional.silu(x @ merge.gate.weight.T) * normed @ merge.output.weight.T,)
+
+    compare(lambda: (attention(x),), theirs, x, *attention.module.parameters())

@@ -26,6 +26,7 @@ from glassformer.attention.mechanisms import (
     Performer,
     Refined,
     RefinedWasserstein,
+    Rwkv6,
     Softmax,
     Sparse,
     StateSpace,
@@ -70,6 +71,7 @@ from glassformer.attention.projections import (
     ProjectionConfig,
     QueryKeyNorm,
     Separate,
+    Shifted,
     ShortConvolution,
     Smear,
     Smeared,
@@ -78,6 +80,7 @@ from glassformer.attention.projections import (
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
+from glassformer.attention.token_shift import TokenShift
 
 __all__ = [
     "AdaptiveSpan",
@@ -141,7 +144,9 @@ __all__ = [
     "RelativeBiasPositions",
     "Rope",
     "RopeScaling",
+    "Rwkv6",
     "Separate",
+    "Shifted",
     "ShortConvolution",
     "Smear",
     "Smeared",
@@ -157,6 +162,7 @@ __all__ = [
     "Synthesizer",
     "Temperature",
     "Tied",
+    "TokenShift",
     "Traits",
     "Wasserstein",
     "YarnScaling",

@@ -19,6 +19,7 @@ from glassformer.attention.positions import NoPositions, Positions, PositionsCon
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 from glassformer.words import sentence
 
@@ -76,6 +77,11 @@ class Attention(SubLayerConfig, kind="attention"):
             self.projection.crosses or not self.cross,
             f'attention: projection "{self.projection.kind}" mixes keys with those before them, which are another '
             'sequence\'s in cross-attention; use "separate" there.',
+        )
+        require(
+            self.merge.gate is not None or not self.projection.shifts_gate,
+            f'attention: projection "{self.projection.kind}" mixes what opens a gate, and there is none; use '
+            "Merge(gate=…), or gate=False.",
         )
         require(
             self.mixer.turns_features or not self.positions.doubles,
@@ -172,10 +178,11 @@ class AttentionLayer(SubLayerModule):
         "pattern": "batch head query key",
         "z": "batch head pos d_value",
         "z_scale": "batch head pos",
+        "gate_read": "batch pos d_model",
         "head_out": "batch head pos d_model",
         "out": "batch pos d_model",
     }
-    LAZY = ("scores", "pattern", "z_scale", "head_out")
+    LAZY = ("scores", "pattern", "z_scale", "gate_read", "head_out")
 
     def __init__(self, config: Attention, dims: Dims, path: str) -> None:
         super().__init__()
@@ -257,19 +264,23 @@ class AttentionLayer(SubLayerModule):
         kept, memory = (None, None) if state is None else state
         if drops and self.config.dropout > 0:
             context = replace(context, dropout=self.config.dropout)
-        own = None if inputs is None else partial(self._own, inputs, context)
+        if inputs is not None and kept is not None and self.projection.shifts:
+            raise self._holds_one_stream()
+        before, own = kept, None if inputs is None else partial(self._own, inputs, context)
         read = ProjectionInputs(*self.positions.inputs(x, x_v, context), x_v, self.positions, context, own)
         if absorbs := own is None and kept is not None and self._absorbs(x.shape[1], kept, context, tape):
             (q, k, v), kept = self.projection.absorbed(read, kept)
         else:
             (q, k, v), kept = self.projection(read, kept)
         q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
-        x_mix = x if inputs is None else self._mixed_input(inputs, x)
+        x_mix = self.projection.shifted("mix", x if inputs is None else self._mixed_input(inputs, x), context, before)
         z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context), memory, tape)
         z = site(tape, at.z, self.projection.restored(z) if absorbs else z)
-        gate = self._gate(inputs, x)
+        x_gate = self.projection.shifted("gate", x, context, before)
+        x_gate = site(tape, at.gate_read, x_gate) if self.config.projection.shifts_gate else x_gate
+        gate = self._gate(inputs, x_gate, context)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z, gate))
-        flat = self.merge.prepare(z, x, scale, gate)
+        flat = self.merge.prepare(z, x_gate, scale, gate)
         if wants(tape, at.head_out):
             out = site(tape, at.head_out, self.merge.split(flat)).sum(-3)
             out = out if self.merge.output.bias is None else out + self.merge.output.bias
@@ -323,11 +334,20 @@ class AttentionLayer(SubLayerModule):
             elif quantity == "key_in":
                 # the other argument only has to be another tensor: keys of another sequence have positions of their own
                 x = self.positions.inputs(x[:, :1, :1], x, context)[1]
-            return self.projection.of_heads(which, x, heads)
+            return self.projection.of_heads(which, self.projection.shifted(which, x, context), heads)
 
         return inputs.own[quantity].replaced(usual, usual.ndim - 3, made)
 
-    def _gate(self, inputs: HeadInputs | None, x: Tensor) -> Float[Tensor, "batch pos d_z"] | None:
+    def _holds_one_stream(self) -> AnalysisUnavailable:
+        return AnalysisUnavailable(
+            f"layer {self.dims.layer} mixes what heads read with what was read before (shifted), and a state holds "
+            "what was read of the stream, not by heads that are given another.\n"
+            "    Read the text in one pass, without a state."
+        )
+
+    def _gate(
+        self, inputs: HeadInputs | None, x: Tensor, context: Context
+    ) -> Float[Tensor, "batch pos d_z"] | None:
         """Return what opens the gate, if there is one, for heads that read a stream of their own made of that."""
         if self.merge.gate is None:
             return None
@@ -341,7 +361,8 @@ class AttentionLayer(SubLayerModule):
         assert matrix is not None, "a map has a matrix"
 
         def made(copies: Float[Tensor, "copy batch pos d_model"], heads: Tensor) -> Tensor:
-            opens = torch.einsum("cbpd,ced->bcpe", inputs.norm(copies), matrix[heads])
+            read = self.projection.shifted("gate", inputs.norm(copies), context)
+            opens = torch.einsum("cbpd,ced->bcpe", read, matrix[heads])
             return opens if bias is None else opens + bias[heads][:, None]
 
         by_head = usual.unflatten(-1, (self.dims.n_heads, -1)).transpose(1, 2)
@@ -419,6 +440,8 @@ class AttentionLayer(SubLayerModule):
             del axes["pattern"]
         if self.merge.linear:
             del axes["z_scale"]
+        if not self.config.projection.shifts_gate:
+            del axes["gate_read"]
         # what a mixer says of itself lies between the scores (unless it places them too) and the pattern made of them
         usual = {name: words for name, words in axes.items() if name not in self.mixer.SITES}
         before = {name: usual.pop(name) for name in ("query", "key", "value", "scores") if name in usual}

@@ -30,6 +30,7 @@ from glassformer.models.schedules import (
     hybrid,
     published_block,
     repeat,
+    retention,
     transnormer,
     transnormer_llm,
 )
@@ -45,8 +46,8 @@ __all__ = [
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
     "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "every", "generate",
-    "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream",
-    "transnormer", "transnormer_llm", "written_before",
+    "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps",
+    "stream", "transnormer", "transnormer_llm", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

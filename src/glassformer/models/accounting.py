@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import HeadNorm, Mixer, RelativeBiasPositions, ShortConvolution, Smear, SubLayerModule
+from glassformer.attention import (
+    HeadNorm,
+    Mixer,
+    RelativeBiasPositions,
+    ShortConvolution,
+    Smear,
+    SubLayerModule,
+    TokenShift,
+)
 from glassformer.attention.linear_map import parameters_of
 from glassformer.attention.merge import MergeHeads
 from glassformer.attention.projections import Projection
@@ -222,7 +230,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield from parameters_of("output", module.output)
         yield from parameters_of("output gate", module.gate)
         yield "norms", 0 if module.gain is None else module.gain.numel()
-    elif isinstance(module, (Mixer, ShortConvolution, Smear)):
+    elif isinstance(module, (Mixer, ShortConvolution, Smear, TokenShift)):
         yield "mechanism", _count(module)
     elif isinstance(module, ReadoutLayer):
         yield from parameters_of("readout", module.input)

@@ -1,5 +1,6 @@
 """Per-layer tuples built by plain functions: a model config stores the result, never the rule."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from glassformer.attention import (
     PositionsConfig,
     ProjectionConfig,
     QueryKeyNorm,
+    Rope,
     Separate,
     Smeared,
     Softmax,
@@ -157,3 +159,39 @@ def transnormer_llm(n_layers: int, *, n_heads: int, d_mlp: int | None = None, **
         return block(Lightning(slopes=depth_slopes(n_heads, layer, n_layers)), n_heads=n_heads, **(slots | kwargs))
 
     return tuple(map(at, range(n_layers)))
+
+
+def retention(
+    n_layers: int, *, n_heads: int, d_head: int, d_mlp: int | None = None, eps: float = 1e-6, **kwargs: Any
+) -> tuple[BlockConfig, ...]:
+    """Blocks of RetNet: lightning with decays 1 - 2^(-5-h), rotated, values twice as wide, each head normed and gated.
+
+    Pair m of d_head / 2 turns by 10000^(-m / (d_head / 2 - 1)) per position, the last by 1 / 10000, as with a larger
+    base in `Rope`. The norm of a head stands for a denominator. What the released code divides by besides (a root of
+    the summed decays, a sum of weights, a root that grows with the state) is one positive number per row and head; the
+    norm divides it out, but for eps. Here eps is added to the square of what is not divided, that of equation 5.
+
+    Args:
+        n_layers: How many blocks.
+        n_heads: Heads.
+        d_head: Width of queries and keys; values are twice as wide.
+        d_mlp: Width of the gated MLP.
+        eps: Added to the mean square of each head's values, and to those of the stream's norms.
+        kwargs: As for `block`; what is said here goes before what the paper says.
+
+    Source: Sun et al. 2023, "Retentive Network" (2307.08621), section 2, with rotation and norm of the released code.
+    """
+    require(
+        d_head > 2 and d_head % 2 == 0, f"retention: d_head={d_head} has no pairs of several angles; use an even one."
+    )
+    slots: dict[str, Any] = {
+        "mixer": Lightning(tuple(-math.log1p(-(2.0 ** (-5 - h))) for h in range(n_heads)), activation="none"),
+        "positions": Rope(10_000.0 ** (d_head / (d_head - 2)), pairing="interleaved"),
+        # queries and keys here meet without 1 / sqrt(d_head), so the square of z is d_head times as large
+        "merge": Merge(norm="head", gain=False, eps=eps * d_head, gate="silu"),
+        "norm": RmsNorm(eps=eps),
+        "mlp": Mlp(d_mlp, activation="gelu", gated=True, bias=False),
+    }
+    layer = block(n_heads=n_heads, d_head=d_head, **(slots | kwargs))
+    wide = (part.replace(d_value=2 * d_head) if isinstance(part, Attention) else part for part in layer.parts)
+    return (layer.replace(parts=tuple(wide)),) * n_layers

@@ -101,13 +101,19 @@ class SubLayer:
         return None if self.crosses else self.attention
 
     @property
+    def at_gate(self) -> str:
+        """Site of what an output gate reads."""
+        part = self.attention
+        return part.at.gate_read if part is not None and part.config.projection.shifts_gate else self.at_read
+
+    @property
     def multiplier_sites(self) -> list[str]:
         """Sites that `multiplier` reads: scale of a norm on mixed values, what a gate reads; none without either."""
         if self.attention is None or not self.attention.merge.multiplies:
             return []
         merge = self.attention.merge
         scale = [] if merge.linear else [self.attention.at.z_scale]
-        return scale if merge.gate is None else [*scale, self.at_read]
+        return scale if merge.gate is None else [*scale, self.at_gate]
 
     def multiplier(self, read: Callable[[str], Tensor]) -> Float[Tensor, "batch head pos d_z"] | None:
         """Return what mixed values were multiplied by before the output matrix, in a run; None for nothing.
@@ -120,7 +126,7 @@ class SubLayer:
         merge = self.attention.merge
         scale = None if merge.linear else read(self.attention.at.z_scale)
         # without a gate only how many positions there are
-        x = read(self.at_read) if scale is None or merge.gate is not None else scale.mT
+        x = read(self.at_gate) if scale is None or merge.gate is not None else scale.mT
         return merge.multiplier(x, scale).detach()
 
     @property

@@ -27,6 +27,7 @@ from glassformer.attention import (
     RelativeBias,
     Rope,
     Separate,
+    Shifted,
     Smeared,
     Tied,
     YarnScaling,
@@ -130,6 +131,10 @@ class Layer:
     def __call__(self, x: Tensor, context: Context | None = None, **kwargs: Any) -> Tensor:
         return self.module(x, self.context(x) if context is None else context, **kwargs)[0]
 
+    def mix_read(self, x: Tensor) -> Tensor:
+        """Return what the mechanism itself is given of the layer's input."""
+        return self.module.projection.shifted("mix", x, self.context(x))
+
     def read(self, x: Tensor, *names: str, context: Context | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Return the values at some sites, from one pass."""
         tape = self.tape(*names)
@@ -153,7 +158,8 @@ def projections(draw: Callable[..., Any], sizes: LayerSizes, *, streams: int = 1
     """
     chance, kind, more = draw(st.integers(0, 3)), Separate, {}
     if chance == 3 and mixing:
-        kind = draw(st.sampled_from([Smeared, Convolved]))
+        kind = draw(st.sampled_from([Smeared, Convolved, Shifted]))
+        more = {"rank": draw(st.sampled_from([None, 2])), "centred": draw(st.booleans())} if kind is Shifted else {}
     elif chance == 2 and (ways := ties(sizes, streams)):
         kind, more = Tied, draw(st.sampled_from(ways))
     return kind(
@@ -185,6 +191,7 @@ def layers(
     assume(not (mixer.bidirectional and isinstance(place, DualChunk)))
     drawn = projections(layout, streams=mixer.traits.streams, mixing=not cross) if projected is None else projected
     projection = draw(drawn)
+    assume(not isinstance(projection, Shifted) or not isinstance(place, QueryKeyOnly))
     config = Attention(
         layout.n_heads,
         layout.n_kv_heads,

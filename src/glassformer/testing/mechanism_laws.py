@@ -103,7 +103,7 @@ def test_a_written_pattern_is_what_the_probe_finds(kind: str, data: st.DataObjec
     assume(not layer.module.positions.has_scores)
     values = layer.read(x, "query", "key", "pattern")
     q, k, context = seen(layer, values["query"], values["key"], x)
-    probed = layer.mixer.probe(q, per_query_head(k, q), x, context)
+    probed = layer.mixer.probe(q, per_query_head(k, q), layer.mix_read(x), context)
     close(values["pattern"], probed)
 
 
@@ -358,7 +358,7 @@ def test_only_products_of_queries_and_keys_are_seen_where_claimed(kind: str, dat
     q, k = found["query"] @ wider, found["key"] @ (wider @ wider.mT).inverse() @ wider
     context = layer.context(x)
     for tape in (None, layer.tape("pattern")):
-        close(layer.mixer(q, k, found["value"], x, context, None, tape)[0], found["z"])
+        close(layer.mixer(q, k, found["value"], layer.mix_read(x), context, None, tape)[0], found["z"])
 
 
 @claiming(lambda traits: traits.has_scores)
@@ -482,7 +482,7 @@ def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor
     heads = layer.module.dims.n_heads
     q, k = (u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k))
     q, k, context = seen(layer, q, k, x)
-    return layer.mixer.pattern(q, k, x, context, None)[:, head]
+    return layer.mixer.pattern(q, k, layer.mix_read(x), context, None)[:, head]
 
 
 def seen(layer: Layer, q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Context]:

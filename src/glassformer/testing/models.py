@@ -26,6 +26,8 @@ from glassformer.attention import (
     QueryKeyOnly,
     RelativeBias,
     Rope,
+    Rwkv6,
+    Shifted,
     Softmax,
     Tied,
 )
@@ -75,6 +77,7 @@ _HALVES: Any = (
     (Attention(2, d_head=4), "second", "first"),
     (Mlp(12), "first", "second"),
 )  # a part, and the halves that it reads and writes
+_SHIFTED = Shifted(rank=2, gate=True, centred=True)
 _BOTH_WAYS, _BACK = RelativeBias(8, 6, bidirectional=True), RelativeBias(4, 6)
 
 
@@ -142,6 +145,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "lightning_hybrid": _decoder(
         published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | dict[str, Any](positions=Lrpe()))),
         block(n_heads=4, **_LLAMA),
+    ),
+    # everything read is mixed with what was read before, and what opens the gate too
+    "rwkv": _decoder(
+        *[published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8), norm=LayerNorm())] * 2,
+        tied=False,
     ),
     "differential": _decoder(
         *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
@@ -364,6 +372,8 @@ SLOTS: dict[str, dict[str, Any]] = {
     "lightning_published": Lightning(chunk=3).as_published(),
     # its convolutions make no path of single positions
     "gated_delta_published": GatedDelta(chunk=3).as_published() | {"projection": None},
+    # token shift makes none either
+    "rwkv6_published": Rwkv6(chunk=2).as_published() | {"projection": None},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
     "differential_published": Differential().as_published(1),
 }

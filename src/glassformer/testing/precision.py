@@ -19,7 +19,8 @@ def require_precision(mixer: MixerConfig, length: int = 12) -> None:
     twice, over keys and over what the weights are made of, and may be twice as far off. Where rounding decides on a
     hash, results are finite.
     """
-    config = Attention(2, 2, 4, mixer=mixer, projection=mixer.as_published().get("projection", Separate()))
+    slots = {"projection": Separate()} | mixer.as_published()
+    config = Attention(2, 2, 4, **(slots | {"mixer": mixer}))
     layer = Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), 3))
     x = stream(2, length)
     read = layer.read(x, "query", "key", "value")
@@ -54,7 +55,8 @@ def _mixed(
     query, key, value = (row.to(dtype).requires_grad_(grad) for row in rows)
     if torch.equal(query, key):
         key = query
-    z, _ = layer.mixer(query, key, value, x.to(dtype), layer.context(x), None, layer.tape(*route) if route else None)
+    read, tape = layer.mix_read(x).to(dtype), layer.tape(*route) if route else None
+    z, _ = layer.mixer(query, key, value, read, layer.context(x), None, tape)
     found = {"z": z.detach()}
     if grad:
         weight = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view_as(z).to(dtype)

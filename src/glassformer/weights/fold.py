@@ -7,7 +7,8 @@ left of each norm is the division by its scale.
 
 What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
 behind a sub-layer (its scale depends on what its gain would change); a norm on the sum of token and position vectors;
-key biases, which matter under rotary positions; mixtures of experts, and the norm they read through.
+key biases, which matter under rotary positions; mixtures of experts and what is mixed along a text before matrices
+read it (`Shifted`), and the norms these read through.
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Model, Stack
+from glassformer.models import Model, Stack, SubLayer
 from glassformer.models.norms import Norm
 from glassformer.numerics.decompositions import is_finite
 from glassformer.weights.heads import AttentionWeights, MlpWeights
@@ -168,8 +169,13 @@ def _fold_mlp(w: HeadWeights, m: MlpWeights, norms: dict[str, Gain]) -> MlpWeigh
 
 
 def _reading_of(w: HeadWeights, part: AttentionWeights | MlpWeights, norms: dict[str, Gain]) -> Reading:
-    norm = w.sub_layers[part.path].before
-    return Reading() if norm is None else _reading(norm, norms)
+    layer = w.sub_layers[part.path]
+    return Reading() if layer.before is None or _shifts(layer) else _reading(layer.before, norms)
+
+
+def _shifts(layer: SubLayer) -> bool:
+    """Whether what is read through a norm is mixed along the text, zeros before it, and then read by matrices."""
+    return layer.attention is not None and layer.attention.projection.shifts
 
 
 def _source(model: Model) -> Stack:
@@ -186,7 +192,7 @@ def _read_through(w: HeadWeights) -> list[str]:
     found: list[Norm] = []
     last = None if w.model.unembed.readout is None else w.final_norm()
     # sub-layers that stay modules go on reading through their norms
-    opaque = {layer.path for layer in w.opaque}
+    opaque = {layer.path for layer in w.opaque} | {path for path, layer in w.sub_layers.items() if _shifts(layer)}
     for stack in w.model.stacks.values():
         found += [] if stack.final is last else [stack.final]
         read = [layer.before for layer in stack.sub_layers() if layer.path not in opaque]

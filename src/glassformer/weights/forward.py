@@ -17,7 +17,7 @@ from torch import Tensor
 from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
-from glassformer.attention.projections import ProjectionInputs
+from glassformer.attention.projections import ProjectionInputs, Reader
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
@@ -27,6 +27,8 @@ from glassformer.models.stack import make_context, with_source
 from glassformer.numerics.precision import wide_copy
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
+
+READERS: tuple[Reader, ...] = ("query", "key", "value", "gate")
 
 
 @checked
@@ -133,17 +135,16 @@ def _part(w: HeadWeights, layer: SubLayer, entry: Tensor, context: Context, enco
         assert encoded is not None, "cross-attention reads an encoder's output"
         assert context.source is not None, "the context was made with the source"
         return _attend(a, x, encoded, context.source)
-    if not a.module.projection.norms_within:
-        return _attend(a, x, x, context)
-    # norms between the matrices divide by scales of what the model reads, whatever was folded into the matrices
     read = entry[..., : layer.block.d_model]
     return _attend(a, x, x, context, read if layer.before is None else layer.before(read))
 
 
 def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
+    """Mix; `read` is what the model reads, whatever was folded into the matrices: scales and mechanisms are of that."""
     module = a.module
-    q, k, v = _project(x, a.Q, a.bQ), _project(source, a.K, a.bK), _project(source, a.V, a.bV)
-    if read is not None:
+    given = [_given(a, reader, source if reader in ("key", "value") else x, context, read) for reader in READERS]
+    q, k, v = (_project(rows, matrix, bias) for rows, matrix, bias in zip(given, (a.Q, a.K, a.V), (a.bQ, a.bK, a.bV)))
+    if read is not None and module.projection.norms_within:
         scales = (module.projection.scales(which, read) for which in ("query", "key", "value"))
         q, k, v = (_scaled(heads, scale) for heads, scale in zip((q, k, v), scales))
     if isinstance(module.positions, QueryKeyOnlyPositions):
@@ -156,16 +157,27 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     projection, inputs = module.projection, ProjectionInputs(x, source, source, module.positions, context)
     made, _ = projection.before_rotation(tuple(projection.clipped(heads) for heads in (q, k, v)), inputs)
     q, k, v = projection.placed(made, inputs)
-    z, _ = module.mixer(q, k, v, x, module.positions.within(context), None, None)
+    mixed = x if read is None else projection.shifted("mix", read, context)
+    z, _ = module.mixer(q, k, v, mixed, module.positions.within(context), None, None)
     gate = None
     if a.gate is not None:
         weight, bias = a.gate
-        gate = x @ weight if bias is None else x @ weight + bias
+        opens = given[READERS.index("gate")]
+        gate = opens @ weight if bias is None else opens @ weight + bias
     if a.gain is not None:
         z = (z if a.held else z / module.merge.scale(z, gate)[..., None]) * a.gain[:, None]
     z = z if gate is None else z * module.merge.opened_by_head(gate)
     out = torch.einsum("bhqe,hed->bqd", z, a.O)
     return out if a.bO is None else out + a.bO
+
+
+def _given(a: AttentionWeights, reader: Reader, x: Tensor, context: Context, read: Tensor | None) -> Tensor:
+    """Return what a matrix reads: x, or what the model reads mixed along the text, whose norm nothing is folded of."""
+    projection = a.module.projection
+    if read is None or not projection.shifts:
+        return x
+    shifted = projection.shifted(reader, read, context)
+    return torch.cat((shifted, torch.ones_like(shifted[..., :1])), -1) if a.augmented else shifted
 
 
 def _project(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

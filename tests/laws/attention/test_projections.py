@@ -20,6 +20,7 @@ from glassformer.attention import (
     QueryKeyOnly,
     Rope,
     Separate,
+    Shifted,
     Smeared,
     Softmax,
     Tied,
@@ -40,6 +41,8 @@ KINDS: dict[str, ProjectionConfig] = {
     "convolved": Convolved(width=3, bias=True),
     "convolved wide": Convolved(width=6, qk_norm=True),
     "convolved alone": Convolved(width=1),
+    "shifted": Shifted(bias=True),
+    "shifted by what is read": Shifted(rank=2, centred=True),
     "latent": Latent(5),
     "latent with a rotary key": Latent(5, rotary=2, query_rank=4, norm=True),
     "tied": Tied(bias=True, qk_norm=True),
@@ -59,6 +62,8 @@ CASES = [
     (name, place)
     for name, kind in KINDS.items()
     for place in PLACES
+    # what is read at two positions is mixed as it stands
+    if not (isinstance(kind, Shifted) and place == QueryKeyOnly())
     if not isinstance(kind, Latent) or place in PLACES[1:3] or (kind.rotary and place == PLACES[0])
 ]
 

@@ -19,7 +19,10 @@ from glassformer.attention import (
     DualChunk,
     Latent,
     Lightning,
+    Merge,
     Rope,
+    Rwkv6,
+    Shifted,
     Smeared,
     SubLayerConfig,
     SubLayerModule,
@@ -52,6 +55,9 @@ CONFIGS: dict[str, SubLayerConfig] = {
     "attention rope": Attention(2, 1, positions=Rope(), projection=Smeared(bias=True)),
     "attention lightning": Attention(2, mixer=Lightning(chunk=2)),
     "attention convolved": Attention(2, 1, positions=Rope(at_read=True), projection=Convolved(width=3, qk_norm=True)),
+    "attention shifted": Attention(
+        2, mixer=Rwkv6(3), projection=Shifted(rank=2, gate=True, centred=True), merge=Merge(norm="head", gate="silu")
+    ),
     "attention chunks": Attention(2, positions=DualChunk(3, 5)),
     "attention latent": Attention(2, 1, positions=Rope(at_read=True), projection=Latent(3)),
     "mlp gated": Mlp(7, "silu", gated=True, bias=False),

@@ -304,7 +304,7 @@ def steps_of(run: Run, analysis: str) -> Steps:
             steps.append(Step(layer, before, after, recorded=read(layer.at_out)))
             continue
         pattern, scale = _side_by_side(part, read), None if part.merge.linear else read(part.at.z_scale)
-        gate = None if part.merge.gate is None else read(layer.at_read)
+        gate = None if part.merge.gate is None else read(layer.at_gate)
         within = part.projection.norms_within
         value_scale = _value_scale(part, read(layer.at_read)).detach() if within else None
         factor = _factor(part, pattern, gate)

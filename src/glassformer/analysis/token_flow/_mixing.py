@@ -230,7 +230,7 @@ def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer,
         weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
     if part.merge.multiplies:
         ones = value.new_ones(1, *pattern.shape[1:3])
-        x = ones.mT if part.merge.gate is None else read(layer.at_read)[None]
+        x = ones.mT if part.merge.gate is None else read(layer.at_gate)[None]
         factor = part.merge.multiplier(x, None if part.merge.linear else ones)[0].detach()
         if part.merge.gate is None:
             value = value * factor[:, :1]

@@ -11,17 +11,20 @@ from glassformer.attention.projections.projection import (
     Projection,
     ProjectionConfig,
     ProjectionInputs,
+    Reader,
     Which,
 )
 from glassformer.attention.projections.query_key_norm import HeadNorm, NoHeadNorm, QueryKeyNorm
 from glassformer.attention.projections.separate import Separate, SeparateProjection, SourceProjection, SourceState
+from glassformer.attention.projections.shifted import Shifted, ShiftedProjection, ShiftedState
 from glassformer.attention.projections.smear import Smear, Smeared, SmearedProjection, SmearedState
 from glassformer.attention.projections.tied import Tied
 
 __all__ = [
     "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "Gaussian", "GaussianProjection", "HeadNorm",
     "Latent", "LatentProjection", "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection",
-    "ProjectionConfig", "ProjectionInputs", "QueryKeyNorm", "Separate",
-    "SeparateProjection", "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
+    "ProjectionConfig", "ProjectionInputs", "QueryKeyNorm", "Reader", "Separate",
+    "SeparateProjection", "Shifted", "ShiftedProjection", "ShiftedState",
+    "ShortConvolution", "Smear", "Smeared", "SmearedProjection", "SmearedState",
     "SourceProjection", "SourceState", "Tied", "Which",
 ]  # fmt: skip

@@ -33,6 +33,8 @@ Made = tuple[
 ]
 
 Which = Literal["query", "key", "value"]
+# what is made of the stream that a layer reads: with what the mechanism itself reads, and what opens its gate
+Reader = Literal["query", "key", "value", "mix", "gate"]
 Of = Literal["scores", "values"]
 # from which of the three, and what all heads make of the one stream, to the same with some heads' own in it
 Own = Callable[[Which, Tensor], Tensor]
@@ -72,6 +74,11 @@ class ProjectionConfig(Config, family=True):
     def turned(self) -> int | None:
         """How many numbers of each query and key, the last ones, positions may turn; None for all."""
         return None
+
+    @property
+    def shifts_gate(self) -> bool:
+        """Whether what opens an output gate is mixed along the text before, see `Projection.shifted`."""
+        return False
 
     @property
     def reads_coordinates(self) -> bool:
@@ -123,6 +130,8 @@ class Projection(nn.Module):
     stores_keys: bool = False
     # whether it keeps what positions turn of a key as they turned it, so that keys made anew need no turning
     keeps_turned: bool = False
+    # whether what is read is mixed with what was read before, so that a state holds that
+    shifts: bool = False
     # whether norms lie between its matrices, so that what those come to is divided by `scales`
     norms_within: bool = False
 
@@ -138,6 +147,19 @@ class Projection(nn.Module):
                 empty one. None if there is no state.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
+
+    def shifted(
+        self, reader: Reader, x: Float[Tensor, "*copy batch pos d_model"], context: Context, kept: Any = None
+    ) -> Float[Tensor, "*copy batch pos d_model"]:
+        """Return what one reader is given of what the layer reads: that itself, unless positions are mixed before.
+
+        Args:
+            reader: Who reads. Queries, keys and values are made so in `forward`.
+            x: What the layer reads, or what heads read that have a stream of their own.
+            context: Facts of the pass.
+            kept: As in `forward`, from before it.
+        """
+        return x
 
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
