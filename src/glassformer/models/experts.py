@@ -198,6 +198,11 @@ class ExpertsLayer(ByPosition):
             share = share.exp()
         return (share * chosen * self.config.factor).to(logits.dtype)
 
+    def shares(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
+        """Return the router's shares, over all experts; they sum to one whatever makes them."""
+        shares = self._log_shares(logits).exp()
+        return shares / shares.sum(-1, keepdim=True)
+
     def _log_shares(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
         # in float32 at least, as softmax everywhere
         wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -209,9 +214,9 @@ class ExpertsLayer(ByPosition):
 
     def charges(self, read: Mapping[str, Tensor], real: Bool[Tensor, "batch pos"] | None) -> list[Charge]:
         logits, config, found = read[self.at.router], self.config, list[Charge]()
-        shares = self._log_shares(logits).exp()
+        shares = self.shares(logits)
         if config.balance is not None:
-            even = balance(shares / shares.sum(-1, keepdim=True), self.choices(logits), real)
+            even = balance(shares, self.choices(logits), real)
             found.append(Charge("balance", config.balance, even))
         if config.router_z is not None:
             found.append(Charge("router_z", config.router_z, squared_size(logits.to(shares), real)))

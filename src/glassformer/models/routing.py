@@ -89,9 +89,12 @@ def charges(model: Any, tape: Tape | None, lengths: Mapping[str, Tensor | None])
         for part in stack.parts():
             read = {at: tape.values[at] for at in part.charged()}
             if read:
-                found += part.charges(read, _real(next(iter(read.values())), lengths.get(name)))
+                found += part.charges(read, real_positions(next(iter(read.values())), lengths.get(name)))
     return found
 
 
-def _real(like: Float[Tensor, "batch pos _"], lengths: Tensor | None) -> Bool[Tensor, "batch pos"] | None:
-    return None if lengths is None else torch.arange(like.shape[1], device=like.device) < lengths[:, None]
+def real_positions(like: Float[Tensor, "batch pos _"], lengths: Tensor | None) -> Bool[Tensor, "batch pos"] | None:
+    """Return which positions of rows are no padding, which is on the right; None for all."""
+    return (
+        None if lengths is None else torch.arange(like.shape[1], device=like.device) < lengths.to(like.device)[:, None]
+    )
