@@ -1,6 +1,6 @@
 """From mixed values back to the stream: norm, gate, output matrix."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.arguments import Positive
-from glassformer.attention.linear_map import LinearMap
+from glassformer.arguments import Count, Positive
+from glassformer.attention.linear_map import LinearMap, NarrowMap
 from glassformer.attention.mixer import Dims
-from glassformer.config import Config
+from glassformer.config import UNSAID, Config, require
 
 GATES = {"sigmoid": torch.sigmoid, "silu": F.silu, "linear": lambda opened: opened}
 
@@ -27,6 +27,7 @@ class Merge(Config):
         eps: Added to the mean square.
         factor: Constant factor on the normed z.
         gate: Multiply by sigmoid(x W_G) (`sigmoid`), silu(x W_G) (`silu`) or x W_G (`linear`), element by element.
+        gate_rank: Rank of W_G, which is then stored as two matrices; None for a whole one.
     """
 
     bias: bool = False
@@ -35,6 +36,10 @@ class Merge(Config):
     eps: Positive = 1e-5
     factor: float = 1.0
     gate: Literal["sigmoid", "silu", "linear"] | None = None
+    gate_rank: Count | None = field(default=None, metadata={UNSAID: True})
+
+    def __post_init__(self) -> None:
+        require(self.gate is not None or self.gate_rank is None, "merge: gate_rank is of a gate; give one.")
 
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)
@@ -47,7 +52,7 @@ class MergeHeads(nn.Module):
         width = dims.n_heads * dims.d_z
         normed = {"head": dims.d_z, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
-        self.gate = LinearMap(dims.d_model, width, bias=False) if config.gate else None
+        self.gate = _gate(config, dims.d_model, width)
         self.output = LinearMap(width, dims.d_model, bias=config.bias)
 
     @property
@@ -118,3 +123,10 @@ class MergeHeads(nn.Module):
     def matrix(self) -> Float[Tensor, "head d_z d_model"]:
         """Return W_O per head as a view on the parameter."""
         return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_z)).permute(1, 2, 0)
+
+
+def _gate(config: Merge, d_model: int, width: int) -> LinearMap | NarrowMap | None:
+    if config.gate is None:
+        return None
+    rank = config.gate_rank
+    return LinearMap(d_model, width, bias=False) if rank is None else NarrowMap(d_model, rank, width)

@@ -62,6 +62,7 @@ MERGES = [
     Merge(norm="head"),
     Merge(norm="all", gate="sigmoid", bias=True),
     Merge(gate="silu"),
+    Merge(gate="sigmoid", gate_rank=2),
     Merge(norm="all", gain=False, gate="linear"),
 ]
 

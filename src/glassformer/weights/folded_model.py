@@ -143,6 +143,8 @@ def _fill_attention(ours: AttentionWeights, theirs: AttentionWeights) -> None:
         _set(getattr(ours, name), getattr(theirs, name), ours.path)
     if theirs.gate is not None:
         assert ours.gate is not None, "the configs agree"
+        if ours.gate[0].untyped_storage().data_ptr() not in stored:
+            raise _unavailable(f'"{ours.path}" stores its gate as a product of two matrices (gate_rank)')
         ours.gate[0].copy_(theirs.gate[0])
         _set(ours.gate[1], theirs.gate[1], f"{ours.path}: its gate")
 
