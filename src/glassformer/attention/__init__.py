@@ -60,6 +60,7 @@ from glassformer.attention.positions import (
     yarn_amplitude,
 )
 from glassformer.attention.projections import (
+    Activated,
     Convolved,
     Gaussian,
     HeadNorm,
@@ -79,6 +80,7 @@ from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayer
 from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
 
 __all__ = [
+    "Activated",
     "AdaptiveSpan",
     "AdaptiveTemperature",
     "Additive",

@@ -101,7 +101,7 @@ def _fill(made: Model, model: Model, w: HeadWeights) -> None:
     own = views(made)
     for name, norm in _norms(made).items():
         if name in w.norms and w.norms[name] == (None, None) and norm.tied is None:
-            for parameter, value in ((norm.weight, 1.0 - norm.offset), (norm.bias, 0.0)):
+            for parameter, value in ((norm.weight, 1.0 / norm.enlarged - norm.offset), (norm.bias, 0.0)):
                 if parameter is not None:
                     parameter.fill_(value)
     for ours, theirs in zip(own.attention, w.attention, strict=True):
