@@ -171,6 +171,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "EffectiveMemory": lambda: behaviour.effective_memory(subject("linear").model),
     "Erasers": _weights(subspaces.erasers),
     "Erasure": _one_pass(subspaces.erasure),
+    "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
     "Explanation": lambda: explanations.sample("short"),
     "Faithfulness": lambda: circuits.faithfulness(*_pair().prompts, ["L0H0", "L1H0"], _pair().metric, knockouts=2),
     "FlowRoutes": _one_pass(token_flow.information_flow_routes),

@@ -62,6 +62,7 @@ from glassformer.attention.positions import (
     yarn_amplitude,
 )
 from glassformer.attention.projections import (
+    Activated,
     Convolved,
     Gaussian,
     HeadNorm,
@@ -83,6 +84,7 @@ from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemper
 from glassformer.attention.token_shift import TokenShift
 
 __all__ = [
+    "Activated",
     "AdaptiveSpan",
     "AdaptiveTemperature",
     "Additive",

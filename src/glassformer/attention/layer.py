@@ -398,13 +398,14 @@ class AttentionLayer(SubLayerModule):
         dims, (n, m) = self.dims, (length, source_length if self.config.cross else length)
         d, traits = dims.d_model, self.mixer.traits
         merged = 2 * n * d * dims.n_heads * dims.d_z
+        rank = 0 if self.merge.gate is None else self.config.merge.gate_rank
         mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
         return {
             **self.projection.flops(n, m),
             "mixing": mixing
             + traits.streams * self.positions.extra_flops(n, m, dims, n == m and self.mixer.takes_parts),
             "output": merged,
-            "output gate": merged if self.merge.gate is not None else 0,
+            "output gate": merged if rank is None else 2 * n * rank * (d + dims.n_heads * dims.d_z),
         }
 
     def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:

@@ -40,9 +40,29 @@ class LinearMaps(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-def parameters_of(part: str, maps: nn.Linear | LinearMaps | None) -> Iterator[tuple[str, int]]:
+class NarrowMap(nn.Module):
+    """A linear map through fewer numbers than it reads or gives: y = x A' B'."""
+
+    bias = None
+
+    def __init__(self, d_in: int, rank: int, d_out: int) -> None:
+        super().__init__()
+        self.inwards, self.outwards = LinearMap(d_in, rank, bias=False), LinearMap(rank, d_out, bias=False)
+
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """The matrix that both make, which is stored nowhere."""
+        return self.outwards.weight @ self.inwards.weight
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        return self.outwards(self.inwards(x))
+
+
+def parameters_of(part: str, maps: nn.Linear | LinearMaps | NarrowMap | None) -> Iterator[tuple[str, int]]:
     """Yield how many parameters a map has, as those of a part and as biases."""
-    if maps is not None:
+    if isinstance(maps, NarrowMap):
+        yield part, maps.inwards.weight.numel() + maps.outwards.weight.numel()
+    elif maps is not None:
         yield part, maps.weight.numel()
         yield "biases", 0 if maps.bias is None else maps.bias.numel()
 

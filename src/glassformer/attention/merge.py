@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Positive
-from glassformer.attention.linear_map import LinearMap
+from glassformer.attention.linear_map import LinearMap, NarrowMap
 from glassformer.attention.mixer import Dims
 from glassformer.config import UNSAID, Config, require
 
@@ -29,6 +29,7 @@ class Merge(Config):
         factor: Constant factor on the normed z.
         gate: Multiply by sigmoid(x W_G) (`sigmoid`), silu(x W_G) (`silu`) or x W_G (`linear`), element by element.
         gate_bias: Bias on x W_G.
+        gate_rank: Rank of W_G, which is then stored as two matrices; None for a whole one.
         norm_before_gate: Whether what is normed is gated, or what is gated is normed.
     """
 
@@ -40,6 +41,7 @@ class Merge(Config):
     gate: Literal["sigmoid", "silu", "linear"] | None = None
     groups: Count | None = field(default=None, metadata={UNSAID: True})
     gate_bias: bool = field(default=False, metadata={UNSAID: True})
+    gate_rank: Count | None = field(default=None, metadata={UNSAID: True})
     norm_before_gate: bool = field(default=True, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
@@ -52,6 +54,11 @@ class Merge(Config):
             f"merge: norm_before_gate says which of both comes first; found norm={self.norm!r}, gate={self.gate!r}.",
         )
         require(self.gate is not None or not self.gate_bias, "merge: gate_bias without a gate; say which, or neither.")
+        require(self.gate is not None or self.gate_rank is None, "merge: gate_rank is of a gate; give one.")
+        require(
+            self.gate_rank is None or not self.gate_bias,
+            "merge: a gate of two matrices (gate_rank) has no gate_bias; give one of both.",
+        )
 
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)
@@ -68,7 +75,7 @@ class MergeHeads(nn.Module):
         width = dims.n_heads * dims.d_z
         normed = {"head": dims.d_z, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
-        self.gate = LinearMap(dims.d_model, width, bias=config.gate_bias) if config.gate else None
+        self.gate = _gate(config, dims.d_model, width)
         self.output = LinearMap(width, dims.d_model, bias=config.bias)
 
     @property
@@ -165,3 +172,10 @@ class MergeHeads(nn.Module):
     def matrix(self) -> Float[Tensor, "head d_z d_model"]:
         """Return W_O per head as a view on the parameter."""
         return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_z)).permute(1, 2, 0)
+
+
+def _gate(config: Merge, d_model: int, width: int) -> LinearMap | NarrowMap | None:
+    if config.gate is None:
+        return None
+    rank = config.gate_rank
+    return LinearMap(d_model, width, bias=config.gate_bias) if rank is None else NarrowMap(d_model, rank, width)

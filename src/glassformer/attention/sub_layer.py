@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
@@ -43,7 +43,7 @@ class SubLayerModule(nn.Module):
 
     path: str
     # whether what it writes at a position depends on that position alone
-    by_position: ClassVar[bool] = False
+    by_position: bool = False
     # sites of what each head reads before the norm, by quantity, where heads read by themselves
     at_inputs: Mapping[str, str] = {}
 
@@ -106,13 +106,26 @@ class SubLayerModule(nn.Module):
         """Return the bytes of one sequence's state after `length` positions; arguments as in `flops`."""
         return 0
 
+    def charged(self) -> tuple[str, ...]:
+        """Return the sites that `charges` reads; none where training adds nothing to the loss for this sub-layer."""
+        return ()
+
+    def charges(self, read: Mapping[str, Tensor], real: Bool[Tensor, "batch pos"] | None) -> list[Any]:
+        """Return what training adds to the loss for what it did in one pass, as `models.routing.Charge`s.
+
+        Args:
+            read: Its sites of that pass, by name.
+            real: Which positions are no padding; None for all.
+        """
+        return []
+
     def own_parameters(self) -> Iterator[tuple[str, int]]:
         """Yield (part, number) of the parameters that no attention slot or norm accounts for."""
         yield from ()
 
 
 class ByPosition(SubLayerModule):
-    """A sub-layer that works at each position by itself: `write` says what it adds there. `forward` is final."""
+    """A sub-layer that works at each position by itself: `write` says what it adds there."""
 
     by_position = True
 

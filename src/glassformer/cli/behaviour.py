@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 Habit = Literal[
-    "sinks", "suppression", "stream-rank", "long-context", "score-geometry", "meaning-shift", "short-circuit"
+    "sinks",
+    "suppression",
+    "stream-rank",
+    "long-context",
+    "score-geometry",
+    "expert-load",
+    "meaning-shift",
+    "short-circuit",
 ]
 DEFAULT: tuple[Habit, ...] = ("sinks", "suppression", "stream-rank")
-WITH_TARGET = ("stream-rank", "long-context", "score-geometry")
+WITH_TARGET = ("stream-rank", "long-context", "score-geometry", "expert-load")
 NOVEL = 16  # batches of new text
 
 
@@ -32,6 +39,7 @@ def behaviour(
     sink: int = 4,
     recent: int = 16,
     length: int | None = None,
+    capacity: float | None = None,
     top: int = 8,
     *,
     opening: Reading,
@@ -41,8 +49,9 @@ def behaviour(
 
     On a text: sinks (mass and worth of the first token), suppression (what the last layers do to the right answers),
     stream-rank (whether positions become alike with depth), long-context (where heads look), score-geometry (whether
-    lengths or angles of queries and keys make their scores). Of a word in two texts: meaning-shift. Of a run folder
-    whose recipe planted sequences: short-circuit (which layers reciting takes).
+    lengths or angles of queries and keys make their scores), expert-load (where routers send positions). Of a word in
+    two texts: meaning-shift. Of a run folder whose recipe planted sequences: short-circuit (which layers reciting
+    takes).
 
     Examples:
         glassformer behaviour gpt-4l "for i in range(len(x)):"
@@ -59,6 +68,7 @@ def behaviour(
         sink: In long-context, how many first tokens count as sink.
         recent: In long-context, how many last tokens count as recent.
         length: In score-geometry, how many positions count as trained; what is known of the model by default.
+        capacity: In expert-load, how many times an even load experts hold, for the share that would be dropped.
         top: Largest entries per table.
     """
     from glassformer.config import require
@@ -85,7 +95,7 @@ def behaviour(
         second = None if other is None else prompt_of(loaded, other, opening.chat)
         after = None if target is None else prompt_of(loaded, target)
         read = _read(loaded, first, second, after)
-        options = {"last": last, "sink": sink, "recent": recent, "length": length, "word": word}
+        options = {"last": last, "sink": sink, "recent": recent, "length": length, "word": word, "capacity": capacity}
         found = [_of_text(loaded, habit, first, second, after, options) for habit in of_text]
     if "short-circuit" in asked:
         found.append(_short_circuit(loaded, model))
@@ -120,6 +130,8 @@ def _of_text(model: "ModelLike", habit: Habit, first: Any, second: Any, target: 
             return room.rank_of_stream(model, first, target=target, report=report)
         if habit == "score-geometry":
             return room.score_geometry(model, first, target, length=options["length"])
+        if habit == "expert-load":
+            return room.expert_load(model, first, target, capacity=options["capacity"])
         return room.long_context(
             model, first, target=target, sink=options["sink"], recent=options["recent"], report=report
         )

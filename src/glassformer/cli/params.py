@@ -8,6 +8,7 @@ from rich.table import Table
 
 from glassformer.cli.configs import config_of, notes_of
 from glassformer.cli.output import finish
+from glassformer.config import require
 from glassformer.files import check_writable, json_text
 from glassformer.words import spoken, spoken_each
 
@@ -19,11 +20,15 @@ PATH_POSITIONS = 33  # the path is looked for with real layers, which is quick a
 
 
 def params(
-    model: Annotated[str, tyro.conf.Positional],
+    model: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     length: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     complexity: bool = False,
+    compare: tuple[str, ...] | None = None,
+    width: int | None = None,
+    layers: int | None = None,
+    heads: int | None = None,
     json: Path | None = None,
 ) -> None:
     """Show parameters by part, floating-point operations per token, and bytes of state; nothing is allocated.
@@ -32,24 +37,52 @@ def params(
     mechanisms, in chunks). The backward pass counts two products for each forward one. Where an output layer spares
     training the words that are no targets, what training needs has a line of its own.
 
+    With --compare, models of one size are built of layers of several kinds, and counted beside the formulas of the
+    cost table of MiniMax-01: softmax, lightning, hybrid-lightning; other mechanisms are counted alone.
+
     Examples:
         glassformer params gpt-4l
         glassformer params gpt3-175b --length 2048 --dtype float16
         glassformer params llama3-8b --complexity --json llama.json
+        glassformer params --compare softmax lightning hybrid-lightning --length 65536
 
     Args:
         model: A shipped model, a preset (gpt2-small, llama3-8b, …) or a folder.
         length: Tokens per sequence; the model's longest context by default.
         dtype: Of the state.
         complexity: Also show how kinds of layers scale at this length and width.
+        compare: Kinds of layers to compare, in the place of a model.
+        width: In a comparison, of the stream; 6,144 by default.
+        layers: In a comparison; 80 by default.
+        heads: In a comparison, of each layer; 64 by default.
         json: Write the numbers to this file.
     """
+    if json is not None:
+        check_writable(json)
+    sizes = {"width": width, "layers": layers, "heads": heads}
+    if compare is not None:
+        require(model is None, "--compare builds its models itself: leave the model out.")
+        require(not complexity and dtype == "float32", "--complexity and --dtype are for a model, not for --compare.")
+        return _compare(compare, sizes | {"length": length}, json)
+    given = [f"--{name}" for name, size in sizes.items() if size is not None]
+    require(not given, f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for --compare.")
+    require(model is not None, "give a model, or --compare with kinds of layers.")
+    assert model is not None, "just required"
+    _show(model, length, dtype, complexity, json)
+
+
+def _compare(names: tuple[str, ...], sizes: dict[str, int | None], json: Path | None) -> None:
+    from glassformer.cli.costs import compare
+    from glassformer.models.cost_table import Sizes
+
+    compare(names, Sizes(**{name: size for name, size in sizes.items() if size is not None}), json)
+
+
+def _show(model: str, length: int | None, dtype: str, complexity: bool, json: Path | None) -> None:
     import torch
 
     from glassformer.models.accounting import account
 
-    if json is not None:
-        check_writable(json)
     config = config_of(model)
     kind = getattr(torch, dtype)
     found = account(config, length, kind)

@@ -1,7 +1,7 @@
 """A block: an ordered tuple of sub-layers on one residual stream.
 
 pre        x <- x + f(norm(x))
-post       x <- norm(x + f(x))
+post       x <- norm(x + f(x)),  or norm(x + f(before(x)))
 sandwich   x <- x + norm'(f(norm(x)))
 parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own or all with the first one's
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Rate
 from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerModule
-from glassformer.config import Config, require
+from glassformer.config import UNSAID, Config, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.norms import LayerNorm, Norm, NormConfig, ScaleOnly
 from glassformer.trace import Site, Tape, changes, declare, site, wants
@@ -36,6 +36,7 @@ class BlockConfig(Config):
             `norm` by default.
         shared_norm: In parallel blocks, all sub-layers read through the first one's parameters, stored once. Each still
             has sites of its own, which hold the same values: an edit at `attn.norm` leaves `mlp.norm` as it is.
+        norm_before: In post-norm blocks, what every sub-layer reads through in a norm's place; see `deep_norm`.
     """
 
     parts: tuple[SubLayerConfig, ...]
@@ -44,6 +45,7 @@ class BlockConfig(Config):
     dropout: Rate = 0.0
     norm_after: NormConfig | None = None
     shared_norm: bool = False
+    norm_before: ScaleOnly | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         require(len(self.parts) > 0, "block: parts must not be empty.")
@@ -54,6 +56,10 @@ class BlockConfig(Config):
         require(
             not self.shared_norm or self.wiring == "parallel",
             f'block: shared_norm belongs to parallel blocks; found wiring "{self.wiring}". Use wiring="parallel".',
+        )
+        require(
+            self.norm_before is None or self.wiring == "post",
+            f'block: norm_before belongs to post-norm blocks; found wiring "{self.wiring}". Use wiring="post".',
         )
         require(
             not isinstance(self.norm, ScaleOnly),
@@ -103,12 +109,14 @@ class Block(nn.Module):
         self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
         self.names = config.names()
         self.wiring = config.wiring
+        before = config.norm_before if self.wiring == "post" else config.norm
+        self.reads_through = before is not None
         for name, part in zip(self.names, config.parts):
             part_path = f"{path}.{name}"
             self.add_module(name, part.build(d_model, max_len, layer, part_path))
-            if self.wiring != "post":
+            if before is not None:
                 tied = self.norm(self.names[0]) if config.shared_norm and name != self.names[0] else None
-                self.add_module(f"{name}_norm", config.norm.build(d_model, part_path, layer, tied=tied))
+                self.add_module(f"{name}_norm", before.build(d_model, part_path, layer, tied=tied))
             if self.wiring in ("post", "sandwich"):
                 after = ("sum_norm", "sum_scale") if self.wiring == "post" else ("write", "write_scale")
                 behind = config.norm_after or config.norm
@@ -126,7 +134,7 @@ class Block(nn.Module):
         return self._modules[name]  # type: ignore[return-value]
 
     def norm(self, name: str) -> Norm:
-        """Return the norm a sub-layer reads through; absent in post-norm blocks."""
+        """Return the norm a sub-layer reads through; absent in most post-norm blocks."""
         return self._modules[f"{name}_norm"]  # type: ignore[return-value]
 
     def norm_after(self, name: str) -> Norm | None:
@@ -156,7 +164,7 @@ class Block(nn.Module):
             read, inputs = entry if self.wiring == "parallel" else x, None
             if tape is not None:
                 read, inputs = self._inputs(name, read, source, tape)
-            read = read if self.wiring == "post" else self.norm(name)(read, tape)
+            read = self.norm(name)(read, tape) if self.reads_through else read
             out, new = self._run(name, read, context, source, None if state is None else state[i], tape, inputs)
             states.append(new)
             if self.training and self.config.dropout > 0 and context.drops:
@@ -212,7 +220,7 @@ class Block(nn.Module):
             return site(tape, self.at_in[name], x), None
         if not wants(tape, *layer.at_inputs.values()):
             return x, None
-        norm = None if self.wiring == "post" else self.norm(name)
+        norm = self.norm(name) if self.reads_through else None
         # an edited scale holds for all copies
         held = norm is not None and changes(tape, norm.at_scale)
         # the graph keeps this function: with the tape in it, it would keep itself, by way of values that were read
@@ -240,7 +248,7 @@ class Block(nn.Module):
     def last_sites(self) -> Iterator[str]:
         """Yield the sites from the last sub-layer on."""
         name = self.names[-1]
-        parts = [self.norm(name)] if self.wiring != "post" else []
+        parts = [self.norm(name)] if self.reads_through else []
         after = self.norm_after(name)
         yield from (found.name for found in self.part(name).input_sites(self.d_model, self.layer))
         for part in (*parts, self.part(name), *([] if after is None else [after])):
@@ -254,7 +262,7 @@ class Block(nn.Module):
         """
         for name in self.names:
             part = self.part(name)
-            if part.at_inputs and self.wiring != "post":
+            if part.at_inputs and self.reads_through:
                 norm = self.norm(name)
                 yield {norm.at_out, norm.at_scale}, set(part.at_inputs.values())
 
@@ -268,7 +276,7 @@ class Block(nn.Module):
         yield from declare(self.path, {resid[0]: words}, sizes, layer=self.layer)
         for i, name in enumerate(self.names):
             yield from self.part(name).input_sites(self.d_model, self.layer)
-            if self.wiring != "post":
+            if self.reads_through:
                 yield from self.norm(name).sites()
             yield from self.part(name).sites()
             if self.wiring == "post":

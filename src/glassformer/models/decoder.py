@@ -147,14 +147,15 @@ class Decoder(Model):
         *,
         lengths: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
+        tape: Tape | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Return what the unembedding reads."""
-        x, context, _ = self._enter(tokens, lengths, documents, None, None, "auto", 0)
-        return self.stack(x, context)[0]
+        x, context, _ = self._enter(tokens, lengths, documents, None, tape, "auto", 0)
+        return self.stack(x, context, tape=tape)[0]
 
-    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0) -> Float[Tensor, ""]:
+    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0, tape: Tape | None = None) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of a batch, in nats."""
-        x = self.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
+        x = self.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents, tape=tape)
         return self.unembed.loss(x, batch.targets, batch.weight, smoothing)
 
     def resume(

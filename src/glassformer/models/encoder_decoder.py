@@ -229,11 +229,11 @@ class EncoderDecoder(Model):
         x = self.encoder_embed(source, self.encoder_embed.places(context.positions, start), tape)
         return self.encoder(x, context, tape=tape)[0]
 
-    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0) -> Float[Tensor, ""]:
+    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0, tape: Tape | None = None) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""
-        encoded = self.encode(batch.source, batch.source_lengths)
+        encoded = self.encode(batch.source, batch.source_lengths, tape=tape)
         padded = (batch.source_lengths, None)
-        x, _ = self._decode(batch.tokens, encoded, padded, batch.lengths, None, None, "auto", 0)
+        x, _ = self._decode(batch.tokens, encoded, padded, batch.lengths, None, tape, "auto", 0)
         return self.unembed.loss(x, batch.targets, batch.weight, smoothing)
 
     def resume(

@@ -14,20 +14,22 @@ DeepSeek-AI 2024, "DeepSeek-V2", section 2.2 (groups, shared experts), and "Deep
 biased choice).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Positive
-from glassformer.attention import ByPosition, LinearMap, LinearMaps, SubLayerConfig
+from glassformer.attention import ByPosition, Context, LinearMap, LinearMaps, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
+from glassformer.models.evaluation import drops
 from glassformer.models.mlp import ACTIVATIONS
+from glassformer.models.routing import Charge, balance, held, squared_size
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 
@@ -56,6 +58,14 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
         group_best: How many of the largest shares of a group are summed to rank it.
         factor: On the weights of the chosen experts.
         d_shared: Neurons of one more expert that runs at every position, with weight one; None for none.
+        balance: Training adds so many times `routing.balance`, which is 1 for an even load; None for nothing. Switch
+            transformers write alpha E sum f m, which is balance=alpha; MiniMax alpha / E sum f m, which is
+            balance=alpha / E^2. Where f sums to k, alpha is multiplied by it.
+        router_z: Training adds so many times the mean square of the router's log-sum-exp; None for nothing.
+        capacity: In training, an expert runs for at most ceil(capacity n_chosen T / n_experts) of a batch's T real
+            positions, those that come first (`routing.held`): the rest of its choices are dropped, and what is not
+            made up for by others stays as it is on the stream. None for all, as in evaluation, where a text does not
+            depend on what is read beside it.
     """
 
     n_experts: int = 8
@@ -75,6 +85,9 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
     group_best: int = 1
     factor: float = 1.0
     d_shared: Count | None = None
+    balance: Positive | None = None
+    router_z: Positive | None = None
+    capacity: Positive | None = None
 
     role: ClassVar[str] = "mlp"
 
@@ -108,6 +121,7 @@ class ExpertsLayer(ByPosition):
 
     SITES: ClassVar[dict[str, str]] = {
         "router": "batch pos expert",
+        "chosen": "batch pos expert",
         "weights": "batch pos expert",
         "expert_hidden": "batch pos expert neuron",
         "expert_out": "batch pos expert d_model",
@@ -132,12 +146,34 @@ class ExpertsLayer(ByPosition):
         self.shared_input = None if width is None else LinearMap(d_model, width, bias=bias)
         self.shared_output = None if width is None else LinearMap(width, d_model, bias=bias)
         self.activation = ACTIVATIONS[config.activation]
+        # where a choice may be dropped, it is for what was chosen before
+        self.by_position = config.capacity is None
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Tensor | None = None,
+        state: Any = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        real = None if self.by_position else context.real_keys(x.shape[1], "experts")
+        return self.write(x, tape, real), state
 
     def write(
-        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        tape: Tape | None = None,
+        real: Bool[Tensor, "b pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        at = self.at
-        weights = site(tape, at.weights, self.weights(site(tape, at.router, self.router(x))))
+        at, capacity = self.at, self.config.capacity
+        logits = site(tape, at.router, self.router(x))
+        chosen = site(tape, at.chosen, self.choices(logits))
+        weights = self.weights(logits, chosen)
+        if capacity is not None and self.training and drops(self):
+            weights = weights * held(chosen, self.config.n_chosen, capacity, real)
+        weights = site(tape, at.weights, weights)
         out = self.dense(x, weights, tape) if self._wants_dense(x, tape) else self.fast(x, weights)
         if self.shared_input is not None and self.shared_output is not None:
             gate = None if self.shared_gate is None else self.shared_gate(x)
@@ -145,15 +181,46 @@ class ExpertsLayer(ByPosition):
             out = out + site(tape, at.shared_out, shared)
         return site(tape, at.out, out)
 
-    def weights(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
+    def choices(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
+        """Return 1 for each expert that is chosen, 0 for the others."""
+        chosen = self.chosen(self._log_shares(logits).exp())
+        return torch.zeros_like(logits).scatter(-1, chosen, 1.0)
+
+    def weights(
+        self, logits: Float[Tensor, "batch pos expert"], chosen: Float[Tensor, "batch pos expert"]
+    ) -> Float[Tensor, "batch pos expert"]:
         """Return what each expert's output is multiplied by: zero for those that were not chosen."""
+        share, on = self._log_shares(logits), chosen != 0
+        if self.config.renormalised:
+            # where an edit left none, there is nothing to share out
+            share = share.masked_fill(~on & on.any(-1, keepdim=True), float("-inf")).softmax(-1)
+        else:
+            share = share.exp()
+        return (share * chosen * self.config.factor).to(logits.dtype)
+
+    def shares(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
+        """Return the router's shares, over all experts; they sum to one whatever makes them."""
+        shares = self._log_shares(logits).exp()
+        return shares / shares.sum(-1, keepdim=True)
+
+    def _log_shares(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
         # in float32 at least, as softmax everywhere
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        shares = wide.log_softmax(-1) if self.config.scoring == "softmax" else F.logsigmoid(wide)
-        chosen = self.chosen(shares.exp())
-        share = shares.gather(-1, chosen)
-        share = share.softmax(-1) if self.config.renormalised else share.exp()
-        return torch.zeros_like(wide).scatter(-1, chosen, share * self.config.factor).to(logits.dtype)
+        return wide.log_softmax(-1) if self.config.scoring == "softmax" else F.logsigmoid(wide)
+
+    def charged(self) -> tuple[str, ...]:
+        config = self.config
+        return () if config.balance is None and config.router_z is None else (self.at.router,)
+
+    def charges(self, read: Mapping[str, Tensor], real: Bool[Tensor, "batch pos"] | None) -> list[Charge]:
+        logits, config, found = read[self.at.router], self.config, list[Charge]()
+        shares = self.shares(logits)
+        if config.balance is not None:
+            even = balance(shares, self.choices(logits), real)
+            found.append(Charge("balance", config.balance, even))
+        if config.router_z is not None:
+            found.append(Charge("router_z", config.router_z, squared_size(logits.to(shares), real)))
+        return found
 
     def chosen(self, shares: Float[Tensor, "batch pos expert"]) -> Int[Tensor, "batch pos chosen"]:
         """Return which experts run: those with the largest shares, bias added, in the groups ranked first."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.arguments import Amount
+from glassformer.arguments import Amount, Positive
 from glassformer.config import UNSAID, Config, require
 from glassformer.trace import Site, Tape, declare, site, wants
 
@@ -65,6 +65,7 @@ class RmsNorm(NormConfig, kind="rms_norm"):
         offset: What is added to the stored weight; with 1, weights near 0 are near the identity, where half precision
             has the most digits.
         gain: Whether there is a gain; without it the norm has no parameters.
+        factor: On the gain: a constant, where what is normed goes on the stream larger than it is read; None for 1.
 
     Source: Zhang and Sennrich 2019; Gemma Team 2024, "Gemma" (stored around 0).
     """
@@ -72,9 +73,11 @@ class RmsNorm(NormConfig, kind="rms_norm"):
     eps: Amount = 1e-5
     offset: float = 0.0
     gain: bool = True
+    factor: Positive | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         _check_offset("rms_norm", self.offset, self.gain)
+        require(self.gain or self.factor is None, f"rms_norm: factor={self.factor} is on a gain, and there is none.")
 
 
 def _check_offset(kind: str, offset: float, gain: bool) -> None:
@@ -136,6 +139,8 @@ class Norm(nn.Module):
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.offset = config.offset if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.factor = config.factor if isinstance(config, ScaleOnly) else None
+        # on the gain, where there is one
+        self.enlarged = config.factor if isinstance(config, RmsNorm) and config.factor is not None else 1.0
         half = config.half if isinstance(config, (LayerNorm, ScaleOnly)) else None
         require(half is None or d_model % 2 == 0, f"{config.kind}: half of a stream of an even width; found {d_model}.")
         width = d_model if half is None else d_model // 2
@@ -166,7 +171,8 @@ class Norm(nn.Module):
     def _own_gain(self) -> Tensor | None:
         """Return the gain of what it reads."""
         weight = self.weight if self.tied is None else self.tied.weight
-        return weight if weight is None or not self.offset else self.offset + _widened(weight)
+        gain = weight if weight is None or not self.offset else self.offset + _widened(weight)
+        return gain if gain is None or self.enlarged == 1 else gain * self.enlarged
 
     def _own_shift(self) -> Tensor | None:
         return self.bias if self.tied is None else self.tied.bias

@@ -26,7 +26,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.mlp import Mlp
-from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm
+from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm, ScaleOnly
 
 
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:
@@ -72,6 +72,7 @@ def block(
     attn_dropout: float = 0.0,
     norm_after: NormConfig | None = None,
     shared_norm: bool = False,
+    norm_before: ScaleOnly | None = None,
 ) -> BlockConfig:
     """The usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
 
@@ -100,7 +101,7 @@ def block(
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
-    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm)
+    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm, norm_before)
 
 
 def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockConfig:
@@ -126,6 +127,26 @@ def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tu
     """
     softmax = block(Softmax(), n_heads=n_heads, **kwargs)
     return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)
+
+
+def deep_norm(alpha: float, eps: float = 1e-5) -> dict[str, Any]:
+    """DeepNorm as arguments of `block`: post-norm with the stream alpha times what sub-layers write.
+
+        u <- norm(alpha u + f(u));      with  x = alpha u,   x <- alpha norm(x + f(x / alpha))
+
+    The stream of these blocks is x: what enters the first is alpha times a vector of standard size, and what leaves the
+    last is read through `ScaleOnly(1 / alpha)`.
+
+    Args:
+        alpha: How much more the stream weighs; (2 n)^(1/4) for n layers of attention and MLP in the paper. 1 leaves
+            post-norm as it is.
+        eps: Of the norms.
+
+    Source: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers" (2203.00555), section 3, with RMS norms.
+    """
+    if alpha == 1:
+        return {"wiring": "post", "norm": RmsNorm(eps)}
+    return {"wiring": "post", "norm": RmsNorm(eps, factor=alpha), "norm_before": ScaleOnly(1 / alpha)}
 
 
 def transnormer(n_layers: int, *, n_heads: int, chunk: int = 64, **kwargs: Any) -> tuple[BlockConfig, ...]:

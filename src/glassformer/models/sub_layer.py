@@ -166,7 +166,7 @@ def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:
 
 def _sub_layer(block: Block, name: str, stack: str, index: int, place: int, first: int) -> SubLayer:
     post, together = block.wiring == "post", block.wiring == "parallel"
-    before, after = None if post else block.norm(name), block.norm_after(name)
+    before, after = block.norm(name) if block.reads_through else None, block.norm_after(name)
     stream, out = block.at_resid[0 if together else place], f"{block.path}.{name}.out"
     return SubLayer(
         block, name, block.part(name), stack, index, place,

@@ -63,6 +63,7 @@ MERGES = [
     Merge(norm="head"),
     Merge(norm="all", gate="sigmoid", bias=True),
     Merge(gate="silu"),
+    Merge(gate="sigmoid", gate_rank=2),
     Merge(norm="all", gain=False, gate="linear"),
     Merge(norm="all", gate="silu", gate_bias=True, norm_before_gate=False),
 ]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from glassformer.arguments import checked
@@ -257,7 +258,7 @@ class Tape:
         if name in self.reads:
             if self.grad:
                 # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
-                value = value.view_as(value)
+                value = value.view_as(value) if value.requires_grad else _counted_from_here(value)
             for request in self.reads[name]:
                 self.values[request.name] = request.read.keep(value, self.table[name], self.grad)
         if name in self._holds:
@@ -358,6 +359,11 @@ def label(value: Tensor, site: Site | None, request: Request | None = None) -> L
     if len(axes) != value.ndim:
         axes = [f"axis{i}" for i in range(value.ndim)]
     return Labelled(value, tuple(axes), of="" if request is None else request.of)
+
+
+def _counted_from_here(value: Tensor) -> Tensor:
+    """Return a value that nothing has a derivative by (a choice made of numbers) as one that later values have."""
+    return value.detach().requires_grad_() if torch.is_grad_enabled() and value.is_floating_point() else value
 
 
 def _edit(asked: Any) -> Edit:

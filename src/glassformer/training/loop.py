@@ -22,7 +22,9 @@ from glassformer.data import Batch, Data
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError
 from glassformer.fitting import Descent, Interrupts
+from glassformer.models.routing import Charge, charged_sites, charges
 from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
+from glassformer.trace import Tape
 from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
@@ -142,10 +144,13 @@ class _Loop:
         self.tokens, self.seconds = facts["tokens"], facts["seconds"]
         # of the steps since the last line of metrics
         self.losses: list[float] = list(facts["losses"])
+        # what the loss holds beside the cross-entropy for what sub-layers did, by what it is; runs of before kept none
+        self.charges: dict[str, list[float]] = {name: list(found) for name, found in facts.get("charges", {}).items()}
+        self.charged = charged_sites(model)
         self.loss = torch.compile(model.loss) if config.compile else model.loss
         self.feed = Feed(self._batches, place_of(model))
-        # targets that count in the step whose gradient was computed last
-        self.counted = 0
+        # targets that count in the step whose gradient was computed last, and what it was charged for
+        self.counted, self.due = 0, dict[str, torch.Tensor]()
         self.descent = Descent(
             list(model.parameters()), optimizer, self._losses, rate=self._rate, steps=config.steps, step=facts["step"],
             clip=config.optim.clip, name="training", way_on=lambda: _way_on(config, run.resumable()),
@@ -163,10 +168,14 @@ class _Loop:
         for update in self.descent:
             self.tokens += self.counted
             self.losses.append(update.loss)
+            for name, value in self.due.items():
+                self.charges.setdefault(name, []).append(float(value))
             notes: dict[str, Any] = {}
             if self.step % config.log_every == 0 or self.step == config.steps:
                 notes = {"loss": sum(self.losses) / len(self.losses), "lr": update.rate, "grad_norm": update.norm}
+                notes |= {name: sum(found) / len(found) for name, found in self.charges.items()}
                 self.losses.clear()
+                self.charges.clear()
             if self.step % config.evaluate_every == 0 or self.step == config.steps:
                 notes |= self.evaluate()
             elapsed = time.perf_counter() - self.started
@@ -194,6 +203,7 @@ class _Loop:
         seconds = self.seconds + time.perf_counter() - self.started
         keep = self.step in self.config.keep or self.step == self.config.steps
         told = {"tokens": self.tokens, "seconds": seconds, "losses": self.losses, "keep": keep}
+        told |= {"charges": self.charges} if self.charges else {}
         self.run.save(self.step, self.model, self.optimizer, self.facts | told)
 
     def evaluate(self) -> dict[str, Any]:
@@ -223,16 +233,35 @@ class _Loop:
         torch.manual_seed(_seed(config.seed, step))
         parts = self.feed.take(step)
         self.counted = sum(part.counted for part in parts)
+        self.due = {}
         for part in parts:
             # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
             share = part.counted / max(self.counted, 1)
+            tape = Tape(self.model, self.charged, grad=True) if self.charged else None
             with _autocast(self.feed.device, config.precision):
-                value = self.loss(part.batch, config.smoothing)
+                value = self.loss(part.batch, config.smoothing, tape)
                 penalty = self.model.penalty()
-                value = (value if penalty is None else value + penalty) * share
-            yield value
+                value = value if penalty is None else value + penalty
+                charged = self._charges(part.batch, tape)
+                for _, factor, charge in charged:
+                    value = value + factor * charge
+            self._note_due(charged, share)
+            yield value * share
         if step < config.steps:
             self.feed.look_ahead(step + 1)
+
+    def _charges(self, batch: Batch, tape: Tape | None) -> list[Charge]:
+        """Return what the loss is charged for what sub-layers did in one pass."""
+        model, lengths = self.model, {self.model.output: batch.lengths}
+        if model.source is not None:
+            lengths[model.source] = batch.source_lengths
+        return charges(model, tape, lengths)
+
+    def _note_due(self, charged: list[Charge], share: float) -> None:
+        """Add up, over the parts of a step, what sub-layers are charged for on average."""
+        for name in {charge.name for charge in charged}:
+            found = torch.stack([charge.value.detach() for charge in charged if charge.name == name]).mean()
+            self.due[name] = self.due[name] + share * found if name in self.due else share * found
 
     def _batches(self, step: int) -> list[Batch]:
         batch = self.data.batch(step)

@@ -101,7 +101,7 @@ def _fill(made: Model, model: Model, w: HeadWeights) -> None:
     own = views(made)
     for name, norm in _norms(made).items():
         if name in w.norms and w.norms[name] == (None, None) and norm.tied is None:
-            for parameter, value in ((norm.weight, 1.0 - norm.offset), (norm.bias, 0.0)):
+            for parameter, value in ((norm.weight, 1.0 / norm.enlarged - norm.offset), (norm.bias, 0.0)):
                 if parameter is not None:
                     parameter.fill_(value)
     for ours, theirs in zip(own.attention, w.attention, strict=True):
@@ -143,6 +143,8 @@ def _fill_attention(ours: AttentionWeights, theirs: AttentionWeights) -> None:
         _set(getattr(ours, name), getattr(theirs, name), ours.path)
     if theirs.gate is not None:
         assert ours.gate is not None, "the configs agree"
+        if ours.gate[0].untyped_storage().data_ptr() not in stored:
+            raise _unavailable(f'"{ours.path}" stores its gate as a product of two matrices (gate_rank)')
         ours.gate[0].copy_(theirs.gate[0])
         _set(ours.gate[1], theirs.gate[1], f"{ours.path}: its gate")
 

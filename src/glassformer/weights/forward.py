@@ -155,7 +155,7 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
     projection, inputs = module.projection, ProjectionInputs(x, source, source, module.positions, context)
-    made, _ = projection.before_rotation(tuple(projection.clipped(heads) for heads in (q, k, v)), inputs)
+    made, _ = projection.before_rotation(tuple(projection.bent(heads) for heads in (q, k, v)), inputs)
     q, k, v = projection.placed(made, inputs)
     mixed = x if read is None else projection.shifted("mix", read, context)
     z, _ = module.mixer(q, k, v, mixed, module.positions.within(context), None, None)

@@ -113,8 +113,8 @@ def chosen_by_loop(config: MixtureOfExperts, shares: Tensor, bias: Tensor | None
 def test_softmax_over_all_renormalised_is_softmax_over_the_chosen(seed: int) -> None:
     kept, shares = (layer(MixtureOfExperts(5, 2, 4, renormalised=r), seed) for r in (True, False))
     logits = torch.randn(1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    plain = shares.weights(logits)
-    close(kept.weights(logits), plain / plain.sum(-1, keepdim=True))
+    plain = shares.weights(logits, chosen := shares.choices(logits))
+    close(kept.weights(logits, chosen), plain / plain.sum(-1, keepdim=True))
 
 
 @given(seeds, st.sampled_from(CONFIGS[:2]))
@@ -123,6 +123,16 @@ def test_an_edited_weight_runs_another_expert(seed: int, config: MixtureOfExpert
     each = read(module, x, "mlp.expert_out", edit=(Set("mlp.weights", 1.0),))["mlp.expert_out"]
     only = read(module, x, "mlp.out", edit=(Set("mlp.weights", 0.0), Set("mlp.weights", 2.0, at=At(expert=3))))
     close(only["mlp.out"], 2 * each[..., 3, :])
+
+
+@given(seeds)
+def test_edited_choices_run_other_experts_and_none_at_all(seed: int) -> None:
+    module, x = layer(CONFIGS[0], seed), stream(1, 4, seed)
+    first, rest = Set("mlp.chosen", 1.0, at=At(expert=1)), Set("mlp.chosen", 0.0)
+    found = read(module, x, "mlp.weights", "mlp.out", edit=(rest, first))
+    close(found["mlp.weights"][..., 1], torch.ones(1, 4))
+    assert not found["mlp.weights"][..., [0, 2, 3]].any()
+    assert not read(module, x, edit=(rest,))["returned"].any()
 
 
 def test_derivatives_by_weights_tell_of_experts_that_were_not_chosen() -> None:

@@ -1,7 +1,11 @@
-"""Known habits: sinks, suppression, rank through depth, long contexts, short-circuits, what makes scores."""
+"""Known habits: sinks, suppression, rank through depth, long contexts, short-circuits, scores, experts."""
 
 from typing import TYPE_CHECKING
 
+from glassformer.analysis.behaviour._expert_load import (
+    ExpertLoad as ExpertLoad,
+    expert_load as expert_load,
+)
 from glassformer.analysis.behaviour._long_context import (
     EffectiveMemory as EffectiveMemory,
     LongContext as LongContext,

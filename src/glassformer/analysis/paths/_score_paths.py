@@ -31,7 +31,12 @@ from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
-from glassformer.attention.projections import ConvolvedProjection, ShiftedProjection, SmearedProjection
+from glassformer.attention.projections import (
+    ActivatedProjection,
+    ConvolvedProjection,
+    ShiftedProjection,
+    SmearedProjection,
+)
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer
@@ -262,7 +267,8 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
             f"score_paths: layer {part.dims.layer} cuts its queries and keys off at {part.projection.clip:g} (clip), "
             f'so its scores are no sum over paths.\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
         )
-    if part.positions.has_scores or isinstance(part.projection, (ConvolvedProjection, ShiftedProjection)):
+    bent = (ActivatedProjection, ConvolvedProjection, ShiftedProjection)
+    if part.positions.has_scores or isinstance(part.projection, bent):
         kind = part.config.positions.kind if part.positions.has_scores else part.config.projection.kind
         raise AnalysisUnavailable(
             f'score_paths: layer {part.dims.layer} has "{kind}" scores, which are no product of one query and one key.'

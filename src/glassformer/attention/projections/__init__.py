@@ -1,5 +1,6 @@
 """One file per kind of projection: equation, config, module. Importing this package registers them all."""
 
+from glassformer.attention.projections.activated import Activated, ActivatedProjection
 from glassformer.attention.projections.convolved import Convolved, ConvolvedProjection, ConvolvedState, ShortConvolution
 from glassformer.attention.projections.gaussian import Gaussian, GaussianProjection
 from glassformer.attention.projections.latent import Latent, LatentProjection, LatentState
@@ -21,7 +22,8 @@ from glassformer.attention.projections.smear import Smear, Smeared, SmearedProje
 from glassformer.attention.projections.tied import Tied
 
 __all__ = [
-    "Convolved", "ConvolvedProjection", "ConvolvedState", "Departure", "Gaussian", "GaussianProjection", "HeadNorm",
+    "Activated", "ActivatedProjection", "Convolved", "ConvolvedProjection",
+    "ConvolvedState", "Departure", "Gaussian", "GaussianProjection", "HeadNorm",
     "Latent", "LatentProjection", "LatentState", "NoHeadNorm", "Of", "Own", "Projected", "Projection",
     "ProjectionConfig", "ProjectionInputs", "QueryKeyNorm", "Reader", "Separate",
     "SeparateProjection", "Shifted", "ShiftedProjection", "ShiftedState",

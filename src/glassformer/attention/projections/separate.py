@@ -137,7 +137,7 @@ class SeparateProjection(Projection):
         """Return queries, keys and values as they are made, each from its own position, before any norm."""
         if x_q is x_k is x_v:
             joined = self.qkv(x_q)
-            q, k, v = (joined if self.clip is None else self.clipped(joined)).split(self.widths, -1)
+            q, k, v = self.bent(joined).split(self.widths, -1)
         elif x_q is x_k:
             q, k = self._part(x_q, 0, 2).split(self.widths[:2], -1)
             v = self._part(x_v, 2, 3)
@@ -195,7 +195,7 @@ class SeparateProjection(Projection):
         """Return what the matrices of some heads make of a stream each, before any norm."""
         y, bias = torch.einsum("cbpd,cde->bcpe", x, self.matrix(which)[heads]), self.bias(which)
         y = y if bias is None else y + bias[heads][:, None]
-        y, streams = self.clipped(y), self.value_streams if which == "value" else self.streams
+        y, streams = self.bent(y), self.value_streams if which == "value" else self.streams
         return y if streams == 1 else y.unflatten(-1, (streams, -1)).permute(0, 3, 1, 2, 4)
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,8 +215,8 @@ class SeparateProjection(Projection):
             return Departure(how, "its scores are not bilinear", READ_SCORES)
         return None
 
-    def clipped(self, x: Tensor) -> Tensor:
-        """Return projected vectors, cut off where the config says so."""
+    def bent(self, x: Tensor) -> Tensor:
+        """Return projected vectors with what is done to each coordinate by itself: cut off where the config says so."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def matrix(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_model d_head"]:
@@ -244,7 +244,7 @@ class SeparateProjection(Projection):
         return {part: 2 * n * self.dims.d_model * width * multiplied for part, n, width, multiplied in parts}
 
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
-        return self.clipped(self.qkv.part(x, first, last))
+        return self.bent(self.qkv.part(x, first, last))
 
 
 class SourceState(NamedTuple):
