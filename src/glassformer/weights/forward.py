@@ -55,10 +55,9 @@ def logits(
 
     Raises:
         ShapeMismatch: Lengths or a mask do not fit the ids.
-        AnalysisUnavailable: These are the matrices of some blocks only, or a head has several values per position.
+        AnalysisUnavailable: These are the matrices of some blocks only.
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
-    _require_single_values(w)
     w = _with_wide_modules(w)
     tokens = require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
     encoded, of_source = None, WHOLE
@@ -73,15 +72,6 @@ def logits(
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)
     x = x @ w.U
     return computed(x if w.bU is None else x + w.bU, "logits")
-
-
-def _require_single_values(w: HeadWeights) -> None:
-    for layer in w.attention:
-        if (n := layer.module.mixer.traits.value_streams) > 1:
-            raise AnalysisUnavailable(
-                f'weights.logits: layer {layer.layer} uses "{layer.module.mixer.config.kind}", whose heads have {n} '
-                "values at each position, and here a head has one matrix for them.\n    Ask the model itself."
-            )
 
 
 def _with_wide_modules(w: HeadWeights) -> HeadWeights:
@@ -147,6 +137,9 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     if read is not None and module.projection.norms_within:
         scales = (module.projection.scales(which, read) for which in ("query", "key", "value"))
         q, k, v = (_scaled(heads, scale) for heads, scale in zip((q, k, v), scales))
+    if (n := module.mixer.traits.value_streams) > 1:
+        # batch kv_head key (value_stream d_value) -> batch value_stream kv_head key d_value
+        v = v.unflatten(-1, (n, -1)).movedim(-2, 1)
     if isinstance(module.positions, QueryKeyOnlyPositions):
         width = module.dims.d_model
         for which, matrix, keys in (("q", a.Q_position, False), ("k", a.K_position, module.config.cross)):

@@ -31,6 +31,7 @@ from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
 from glassformer.testing.largest import Largest
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.trace import Tape
 
 FORMS = {
     "local": Longformer(3),
@@ -168,6 +169,37 @@ def test_without_global_tokens_a_causal_text_is_that_of_a_dilated_window() -> No
     other = layer(Atrous(rate=(1, 2), window=3))
     other.module.load_state_dict(dilated.module.state_dict())
     close(local(x), other(x))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("step", [1, (1, 2)])
+def test_where_no_token_is_ever_global_a_head_is_one_of_a_dilated_window(mask: str, step: Any) -> None:
+    alone, other = layer(Longformer(3, n_global=None, dilation=step)), layer(Longformer(3, dilation=step))
+    positions, x = torch.arange(40)[None], stream(2, 40).requires_grad_()
+    context = Context(MASKS[mask], positions, positions)
+    alone.module.load_state_dict(softmax_of(other, 0).module.state_dict())
+    close(alone(x, context), other(x, context))
+    both_routes(alone, 40, context, 2)
+    assert alone.mixer.traits == Atrous.traits and alone.module.traits.one_pattern
+    fused = alone.read(x, "query", "key", "value", "z", context=context)
+    pattern = alone.read(x, "pattern", context=context)["pattern"]
+    close(pattern @ fused["value"], fused["z"])
+    close(alone.mixer.probe(fused["query"], fused["key"], x, context), pattern)
+
+
+def test_marks_are_refused_where_no_token_is_ever_global() -> None:
+    config = EncoderConfig(
+        11, 12, repeat(block(Longformer(2, n_global=None), n_heads=2, positions=Rope()), 2), max_len=32
+    )
+    assert EncoderConfig.from_json(config.to_json()) == config
+    assert not Longformer(2).traits.one_pattern
+    model, tokens = config.build().eval(), torch.arange(20)[None] % 11
+    for route in (None, Tape(model, ["blocks.1.attn.pattern"])):
+        with pytest.raises(ConfigError, match=r"layer 0 has no global tokens .*n_global=None.*marks some"):
+            model(tokens, marked=tokens == 3, tape=route)
+    # so are those of no token: a pass that speaks of marks takes the layer for another one
+    with pytest.raises(ConfigError, match="no global tokens"):
+        model(tokens, marked=tokens < 0)
 
 
 def test_the_state_of_a_text_without_global_tokens_is_a_window_of_local_keys() -> None:

@@ -34,11 +34,10 @@ from torch import Tensor
 
 from glassformer.analysis.behaviour._resting import DRAWS, hardly_reached, rests, say_rate
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
-from glassformer.analysis.heads.roles import Head, heads
+from glassformer.analysis.heads.roles import Head, heads, layer_of, patterned, rows_of
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -146,7 +145,7 @@ def long_context(
         sink_above: Mean mass on the first key from which a head counts into the sink rate.
 
     Raises:
-        AnalysisUnavailable: No layer has scores and one pattern of weights; `effective_memory` may be defined.
+        AnalysisUnavailable: No layer has scores and patterns of weights; `effective_memory` may be defined.
         ShapeMismatch: The text is too short for the windows, or a batch is padded or packs several texts in a row.
     """
     known, left_out = _measurable(model)
@@ -168,7 +167,7 @@ def long_context(
             f"long_context: {length} tokens leave no query with {sink} sink and {recent} recent keys apart; "
             "give a longer text or smaller windows."
         )
-    read_as: dict[str, Shares] = {head.path: shares_of(_layer(model, head)) for head in known}
+    read_as: dict[str, Shares] = {head.path: shares_of(layer_of(model, head)) for head in known}
     say(read_as.values())
     done = 0
 
@@ -207,7 +206,7 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
     """
     labels, rows = list[str](), list[list[float]]()
     for head in heads(model):
-        layer = _layer(model, head)
+        layer = layer_of(model, head)
         kept = layer.mixer.decay(layer.merge.output.weight.double())
         if kept is None:
             continue
@@ -261,7 +260,8 @@ class _WeightMeter:
         self.bins = 1 + max(length - 1, 0).bit_length()
         self.total = self.square = self.distances = torch.zeros(())
 
-    def __call__(self, pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, ""]:
+    def __call__(self, pattern: Float[Tensor, "batch *value_stream head query key"]) -> Float[Tensor, ""]:
+        pattern = rows_of(pattern)
         batch, _, n, m = pattern.shape
         a, missing = shares(pattern.double(), self.reading)
         q = torch.arange(self.first, self.first + n, device=a.device)
@@ -290,37 +290,31 @@ class _WeightMeter:
 
 
 def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
-    """Return the decoder's self-attention heads with scores and one pattern, and the others with the reason."""
+    """Return the decoder's self-attention heads with scores and patterns, and the others with the reason."""
     own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
-    known, left_out = list[Head](), dict[str, str]()
+    scored = {h.path for h in own if layer_of(model, h).mixer.traits.has_scores}
+    known = [h for h in patterned(model) if h.stack != "encoder" and h.path in scored]
+    measured, left_out = {h.path for h in known}, dict[str, str]()
     for head in own:
-        traits = _layer(model, head).mixer.traits
-        if traits.one_pattern and traits.has_scores:
-            known.append(head)
-        else:
-            missing = "has_scores=False" if traits.one_pattern else f'linear_in_value="{traits.linear_in_value}"'
+        traits = layer_of(model, head).mixer.traits
+        if head.path not in measured:
+            missing = "has_scores=False" if traits.has_patterns else f'linear_in_value="{traits.linear_in_value}"'
             left_out[head.label] = f'"{head.mechanism}" ({missing})'
     if not known:
         why = ", ".join(sorted(set(left_out.values()))) or "no attention"
         offer = (
             "effective_memory(model) gives the decay of its memory."
-            if any(not _layer(model, head).config.mixer.stores_keys for head in own)
+            if any(not layer_of(model, head).config.mixer.stores_keys for head in own)
             else "head_roles(run) reads signed patterns."
         )
         raise AnalysisUnavailable(f"long_context needs weights that are shares of keys; found {why}.\n    {offer}")
     return known, left_out
 
 
-def _layer(model: ModelLike, head: Head) -> AttentionLayer:
-    layer = model.sub_layer(head.path).attention
-    assert layer is not None, "the path of a head is that of an attention layer"
-    return layer
-
-
 def _by_head(meters: Mapping[str, _WeightMeter], known: list[Head], name: str) -> Float[Tensor, "head _"]:
     """Return means of what meters have summed."""
     n = next(iter(meters.values())).count
-    return torch.stack([getattr(meters[head.path], name)[head.head] for head in known]).cpu() / n
+    return torch.stack([getattr(meters[head.path], name)[head.row] for head in known]).cpu() / n
 
 
 def _result(

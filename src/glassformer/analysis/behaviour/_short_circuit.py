@@ -210,11 +210,12 @@ def regenerate(
 
 
 def _own_value(part: AttentionLayer) -> list[Edit]:
-    linear = part.mixer.traits.linear_in_value
-    if not part.mixer.traits.one_pattern:
+    traits = part.mixer.traits
+    if not traits.one_pattern and not (traits.has_patterns and traits.value_merge == "concat"):
         raise NoPattern(
-            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="{linear}"), '
-            "which has no single pattern to replace by the identity.\n"
+            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" '
+            f'(linear_in_value="{traits.linear_in_value}"), which has no pattern to replace by the identity, or '
+            "several whose values are added up, of which each token has one of its own.\n"
             f'    Zero what it moves instead: Set("{part.path}.z", 0.0).'
         )
     # of this pass only: the value is said before z, every time anew
@@ -227,7 +228,7 @@ def _own_value(part: AttentionLayer) -> list[Edit]:
     return [
         Apply(part.at.value, keep),
         # a projection that makes values of earlier positions anew says them too; a token's own is among the last
-        Apply(part.at.z, lambda z: per_query_head(passing.pop("value")[..., -z.shape[-2] :, :], z)),
+        Apply(part.at.z, lambda z: part.mixer.merged(per_query_head(passing.pop("value")[..., -z.shape[-2] :, :], z))),
     ]
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from glassformer.analysis.behaviour._resting import hardly_reached, rests, say_rate
 from glassformer.analysis.behaviour._row_shares import Shares, say, shares, shares_of
-from glassformer.analysis.heads.roles import Head, drawable, heads
+from glassformer.analysis.heads.roles import Head, drawable, heads, layer_of, patterned, rows_of
 from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
@@ -55,7 +55,7 @@ class AttentionSinks(Result):
             same summed over all other keys; `value_size_ratio` and `key_size_ratio`, its value as written and its key
             over the mean of the others; `score_above_others`, its score less the mean of the other keys a query sees.
             Of signed weights the mass is a share of sizes, and what is written goes by the sizes themselves; of a head
-            with two maps, keys are both side by side and scores are their mean.
+            with two maps, keys are both side by side and scores are their mean, or those of the value's own map.
         missing: Mean mass that rows lack to one, by `head`: what a learned sink has; 0 where there is none.
         sink_rate: Share of heads whose mass, if it is beyond `chance`, and what their rows lack is more than `above`.
         above: Mass from which a head counts into the sink rate.
@@ -102,7 +102,8 @@ def attention_sinks(
     """Measure the first token as an attention sink, and the loss of the model without it.
 
     Args:
-        model: A decoder with scores and one pattern in some layer; only such heads are measured and masked.
+        model: A decoder with scores and patterns in some layer; only such heads are measured and masked, each value of
+            those that have several by itself.
         text: A text or ids, what starts a text first; or several, of any lengths, which give a spread; or a `Batch`
             whose rows are one text each.
         above: Mass from which a head counts into the sink rate.
@@ -111,8 +112,8 @@ def attention_sinks(
         neutral: A token that means nothing in particular; by default one drawn at random that is no special token.
 
     Raises:
-        AnalysisUnavailable: The model is no decoder, or no layer has scores of keys and one pattern: then nothing has
-            to rest anywhere.
+        AnalysisUnavailable: The model is no decoder, or no layer has scores of keys and patterns: then nothing has to
+            rest anywhere.
         ShapeMismatch: Fewer than three tokens in some row, or several documents.
     """
     known, left_out = _scored_heads(model)
@@ -185,17 +186,17 @@ def _scored_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
             f"attention_sinks drops and masks a decoder's first token; {type(model).__name__} is no decoder.\n"
             "    head_roles(run) gives every head's mass on it."
         )
-    known, left_out = list[Head](), dict[str, str]()
-    for head in heads(model):
-        traits = _layer(model, head.path).mixer.traits
-        if traits.one_pattern and traits.has_scores:
-            known.append(head)
-        else:
-            left_out[head.label] = f'"{head.mechanism}" has no scores and one pattern of them'
+    known = [head for head in patterned(model) if layer_of(model, head).mixer.traits.has_scores]
+    measured = {head.path for head in known}
+    left_out = {
+        head.label: f'"{head.mechanism}" has no scores and patterns made of them'
+        for head in heads(model)
+        if head.path not in measured
+    }
     if not known:
         kinds = ", ".join(sorted({head.mechanism for head in heads(model)})) or "no attention"
         raise AnalysisUnavailable(
-            f"attention_sinks needs scores of keys and one pattern made of them (has_scores, linear_in_value); found "
+            f"attention_sinks needs scores of keys and patterns made of them (has_scores, linear_in_value); found "
             f"{kinds}, where no weight has to rest anywhere.\n    head_roles(run) reads the first token's signed mass."
         )
     return known, left_out
@@ -265,24 +266,36 @@ def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) ->
     for path in paths:
         columns, sizes = tape.values[f"{path}.pattern"].double().unbind(-2)
         columns, missing, sizes, layer = columns[..., :-1], columns[..., -1], sizes[..., :-1], _layer(model, path)
-        value = per_query_head(tape.values[f"{path}.value"], columns[..., None]).double()
         key = layer.mixer.keys(tape.values[f"{path}.key"]).double()
+        value = per_query_head(tape.values[f"{path}.value"], key).double()
         # two maps of a head lie side by side
         key = (key if key.ndim == 4 else key.movedim(1, -2).flatten(-2)).norm(dim=-1)
-        written = (value @ layer.merge.matrix().double()).norm(dim=-1)
+        # batch value_stream head key -> batch row key
+        written = (layer.mixer.addends(value) @ layer.merge.matrix().double()).norm(dim=-1)
+        written = written.transpose(1, 2).flatten(1, 2)
         carried, scores = sizes * written, tape.values[f"{path}.scores"].double()
         numbers = [
-            columns[..., 0], carried[..., 0], carried[..., 1:].sum(-1), _ratio(written), _ratio(key),
-            scores if scores.ndim == 2 else scores.mean(1), missing,
+            columns[..., 0], carried[..., 0], carried[..., 1:].sum(-1), _ratio(written), _by_row(layer, _ratio(key)),
+            _by_row(layer, scores), missing,
         ]  # fmt: skip
         found.append(torch.stack(numbers, -1))
     return torch.cat(found, 1).cpu()
 
 
-def _columns(pattern: Float[Tensor, "batch head query key"], read: Shares) -> Float[Tensor, "batch head two places"]:
+def _by_row(layer: AttentionLayer, numbers: Float[Tensor, "batch *stream head"]) -> Float[Tensor, "batch row"]:
+    """Return numbers of heads for each of their patterns: that of its map, or the mean where maps have no values."""
+    n = layer.mixer.traits.value_streams
+    if numbers.ndim == 3 and n > 1:
+        return numbers.transpose(1, 2).flatten(1)
+    return (numbers if numbers.ndim == 2 else numbers.mean(1)).repeat_interleave(n, 1)
+
+
+def _columns(
+    pattern: Float[Tensor, "batch *value_stream head query key"], read: Shares
+) -> Float[Tensor, "batch row two places"]:
     """Return means over queries of the shares of all keys and the sink, and of the sizes of their weights."""
     # the first query has nowhere else to look
-    pattern = pattern[:, :, 1:]
+    pattern = rows_of(pattern)[:, :, 1:]
     found, missing = (part.mean(2) for part in shares(pattern, read))
     sizes = torch.cat((pattern.abs().mean(2), torch.zeros_like(missing)[..., None]), -1)
     return torch.stack((torch.cat((found, missing[..., None]), -1), sizes), -2)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import run
-from glassformer.analysis.heads.roles import Head, heads
+from glassformer.analysis.heads.roles import Head, heads, layer_of
 from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
@@ -94,7 +94,7 @@ class _Method:
 
     def require(self, model: ModelLike) -> None:
         """Raise `NoPattern` if patterns are to be held, and some head has none."""
-        lacking = [head for head in heads(model) if head.reading is None]
+        lacking = [head for head in heads(model) if not layer_of(model, head).traits.has_patterns]
         if self.kind == "pattern_preserving" and lacking:
             raise NoPattern(
                 f'ablate: kind="pattern_preserving" holds patterns, and {lacking[0].label} ("{lacking[0].mechanism}") '

@@ -26,6 +26,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._token_moments import TokenMoments
 from glassformer.analysis.from_weights.selection import LeftOut, layers_for
+from glassformer.analysis.heads.roles import patterned, rows_of
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several, checked
 from glassformer.attention import Context
@@ -76,7 +77,7 @@ class Offsets(Result):
     """Where heads did attend, by offset.
 
     Args:
-        scores: Mean attention at each offset, `head offset`.
+        scores: Mean attention at each offset, `head offset`; by value where a head has several (`L0H1/0`).
         without_first: The same with the first key left out and rows rescaled to what they sum to without it: position 0
             often draws all attention that has nowhere to go.
         explained: Share of the variance of scores within rows that offset alone explains, by `head`, in [0, 1]; NaN
@@ -221,12 +222,12 @@ def offset_sites(model: ModelLike) -> list[str]:
     found = []
     for layer in w.of_stack():
         traits = layer.module.mixer.traits
-        found += [f"{layer.path}.pattern"] if traits.one_pattern else []
+        found += [f"{layer.path}.pattern"] if traits.one_pattern or traits.has_patterns else []
         found += [f"{layer.path}.scores"] if traits.has_scores and traits.streams == 1 else []
     return found
 
 
-@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("one_pattern",))
+@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("linear_in_value",))
 def offset_scores(
     run: Any,
     text: Any = None,
@@ -247,7 +248,7 @@ def offset_scores(
         AnalysisUnavailable: Rows are of different lengths: ask of each, `offset_scores(run.prompt(i))`.
     """
     sites = offset_sites(run.model)
-    if not any(layer.module.traits.one_pattern for layer in weights.of(run.model).of_stack()):
+    if not any(site.endswith(".pattern") for site in sites):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable(
@@ -255,13 +256,13 @@ def offset_scores(
             "by itself:\n    [offset_scores(run.prompt(i)) for i in range(len(run.ids))]"
         )
     run.require(sites, "offset_scores")
-    w, assigned = weights.of(run.model), {}
-    for layer in w.of_stack():
-        if f"{layer.path}.pattern" in sites:
-            assigned[layer.path] = layer
-    labels, patterns, bare, explained = [], [], [], []
-    for path, layer in assigned.items():
-        pattern = wide(run[f"{path}.pattern"].values)
+    labels = dict[str, list[str]]()
+    for head in patterned(run.model):
+        if f"{head.path}.pattern" in sites:
+            labels.setdefault(head.path, []).append(head.label)
+    patterns, bare, explained = [], [], []
+    for path in labels:
+        pattern = wide(rows_of(run[f"{path}.pattern"].values))
         n = pattern.shape[-2]
         pattern = pattern[..., -n:]
         kept = pattern.clone()
@@ -277,13 +278,12 @@ def offset_scores(
             if name in sites
             else pattern.new_full((pattern.shape[1],), torch.nan)
         )
-        labels += layer.labels
-    pattern = torch.cat(patterns)
+    pattern, names = torch.cat(patterns), [name for of_layer in labels.values() for name in of_layer]
     first_query = min(offsets if first_query is None else first_query, pattern.shape[-1] - 1)
     return Offsets(
-        _by_offset(pattern, labels, offsets, first_query),
-        _by_offset(torch.cat(bare), labels, offsets, first_query),
-        Labelled(torch.cat(explained), ("head",), {"head": labels}),
+        _by_offset(pattern, names, offsets, first_query),
+        _by_offset(torch.cat(bare), names, offsets, first_query),
+        Labelled(torch.cat(explained), ("head",), {"head": names}),
         first_query,
     )
 

@@ -33,8 +33,10 @@ from glassformer.analysis.heads.roles import (
     no_patterns,
     of_random_tokens,
     pattern_sites,
+    patterned,
     repeated_tokens,
     role_masks,
+    rows_of,
 )
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
@@ -113,7 +115,7 @@ def evaluate_heads(
             f"evaluate_heads repeats random tokens, which is defined for decoders, not for {type(model).__name__}.\n"
             "    Roles by the pattern, on such tokens: head_scores(model); on a text: head_roles(run)."
         )
-    known = [h for h in heads(model) if h.reading is not None]
+    known = patterned(model)
     if not known:
         raise no_patterns("evaluate_heads", ", ".join(sorted({h.mechanism for h in heads(model)})) or "no attention")
     text = None if text is None else text.cpu()
@@ -182,7 +184,7 @@ def prefix_mask(ids: Int[Tensor, "batch pos"], offset: int = 1) -> Bool[Tensor, 
 @question(
     "Which heads look where a mask says?",
     reads=pattern_sites,
-    traits=("one_pattern",),
+    traits=("linear_in_value",),
     judge="sums over patterns found by marking one key's values",
 )
 def find_pattern(
@@ -201,25 +203,27 @@ def find_pattern(
             mean distance of a query's row from the mask's: 1 where pattern and mask agree, down to -1.
 
     Returns:
-        One number per head.
+        One number per head, and per value of heads that have several (`L0H1/0`).
 
     Raises:
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head has one.
     """
-    known = [h for h in heads(run.model) if h.reading is not None and not h.crosses]
+    known = [h for h in patterned(run.model) if not h.crosses]
     if not known:
         raise no_patterns("find_pattern", "no attention with a pattern")
     paths = dict.fromkeys(h.path for h in known)
     run.require([f"{path}.pattern" for path in paths], "find_pattern")
     found: dict[str, Tensor] = {}
     for path in paths:
-        pattern = wide(run[f"{path}.pattern"].values)
+        read = run[f"{path}.pattern"]
+        pattern = wide(rows_of(read.values))
         wanted = (mask if mask.ndim == 3 else mask[None]).to(pattern)[:, None]
         if wanted.shape[-2:] != pattern.shape[-2:]:
             shapes = [f"query={m.shape[-2]} key={m.shape[-1]}" for m in (wanted, pattern)]
             raise ShapeMismatch(f"find_pattern: the mask has {shapes[0]}, the pattern of {path} {shapes[1]}.")
-        real = run[f"{path}.pattern"].is_real()
+        real = read.is_real()
+        real = real if real is None or real.ndim == 4 else real[:, 0]
         if real is not None:
             pattern, wanted = pattern * real, wanted * real
         if measure == "mass":
@@ -227,7 +231,7 @@ def find_pattern(
         else:
             queries = len(pattern) * pattern.shape[2] if real is None else real.any(-1).sum()
             found[path] = 1 - (pattern - wanted).abs().sum((0, 2, 3)) / queries
-    values = torch.stack([found[h.path][h.head] for h in known])
+    values = torch.stack([found[h.path][h.row] for h in known])
     return Labelled(values, ("head",), {"head": [h.label for h in known]})
 
 
@@ -249,7 +253,7 @@ class _ScoreMeter:
         return found
 
     def _attention(self, path: str, pattern: Tensor) -> Tensor:
-        n, pattern = self.ids.shape[1], wide(pattern)
+        n, pattern = self.ids.shape[1], wide(rows_of(pattern))
         total = pattern.abs().sum(-1).clamp_min(torch.finfo(pattern.dtype).tiny)
         # keys beyond the text (sinks, persistent memory) take part in the total, not in any role
         self.pattern = pattern[..., -n:].abs() / total[..., None]
@@ -262,6 +266,8 @@ class _ScoreMeter:
     def _copying(self, path: str, written: Tensor) -> Tensor:
         effect, centre = self._directions(path)
         written = wide(written)
+        # what a head writes is of all its values, and each of their patterns is asked whether it looks there
+        written = written.repeat_interleave(self.pattern.shape[1] // written.shape[1], 1)
         # batch head query token: how much each token of the row is raised
         raised = torch.einsum("bhqd,btd->bhqt", written, effect) - (written @ centre)[..., None]
         raised = raised.clamp_min(0)
@@ -301,7 +307,7 @@ def _summarise(meter: _ScoreMeter, known: list[Head], sizes: dict[Setting, int])
     induction = ROLES.index("induction")
     defined = torch.cat((defined, defined[induction : induction + 1]))
     # evaluator batch head query
-    values = [torch.cat((meter.masses[h.path][:, :, h.head], meter.copied[h.path][None, :, h.head])) for h in known]
+    values = [torch.cat((meter.masses[h.path][:, :, h.row], meter.copied[h.path][None, :, h.row])) for h in known]
     scores, spreads, counts = [], [], []
     start = 0
     for size in sizes.values():

@@ -11,7 +11,8 @@ is left out).
     current_token     key = query
 
 Rows that are non-negative and sum to one give scores in [0, 1]. Other patterns are read as signed mass: the sum of
-A M over the sum of abs(A), in [-1, 1].
+A M over the sum of abs(A), in [-1, 1]. Heads with several values at each position have a pattern for each of them, and
+are scored once for each: `L0H1/0`.
 
 Source: Olsson et al. 2022, "In-context Learning and Induction Heads", with the offset as used there in code: the
 sentences of its appendix, taken literally, describe attention to the earlier copy itself.
@@ -28,6 +29,7 @@ from glassformer.analysis._run import run
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, SubLayer, require_model
@@ -54,8 +56,9 @@ class Head:
         layer: Index of the block.
         head: Index in the layer.
         mechanism: Kind of the mixer.
-        reading: `mass` if rows of the pattern sum to one, else `signed`; None if there is no pattern.
+        reading: `mass` if rows of the pattern sum to one, else `signed`; None if there is no pattern, or no single one.
         crosses: Whether its keys are those of another stack.
+        row: Its pattern among those of its layer, as `rows_of` has them; the head itself where each has one.
     """
 
     label: str
@@ -67,6 +70,7 @@ class Head:
     mechanism: str
     reading: Reading | None
     crosses: bool = False
+    row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,21 +123,53 @@ def _heads_of(layer: SubLayer) -> list[Head]:
             mechanism=kind,
             reading=reading,
             crosses=layer.crosses,
+            row=h,
         )
         for h, label in enumerate(head_labels(layer))
     ]
 
 
+def patterned(model: ModelLike) -> list[Head]:
+    """Every head that has a pattern; of several values each has one of its own, and the head is there once for each.
+
+    Labels end in the number of the value, `L0H1/0`; rows, which need not sum to one, are read as signed.
+    """
+    found = list[Head]()
+    for head in heads(model):
+        traits = layer_of(model, head).traits
+        if head.reading is not None:
+            found.append(head)
+        elif traits.has_patterns:
+            n = traits.value_streams
+            each = (
+                dataclasses.replace(head, label=f"{head.label}/{i}", reading="signed", row=head.head * n + i)
+                for i in range(n)
+            )
+            found += each
+    return found
+
+
+def layer_of(model: ModelLike, head: Head) -> AttentionLayer:
+    """The attention layer that a head is of."""
+    layer = model.sub_layer(head.path).attention
+    assert layer is not None, "the path of a head is that of an attention layer"
+    return layer
+
+
+def rows_of(pattern: Float[Tensor, "batch *value_stream head query key"]) -> Float[Tensor, "batch row query key"]:
+    """Return the patterns of a layer in a row, those of several values of one head beside each other: `Head.row`."""
+    return pattern if pattern.ndim == 4 else pattern.transpose(1, 2).flatten(1, 2)
+
+
 def pattern_sites(model: ModelLike) -> list[str]:
     """Return the sites that `head_roles` reads: the self-attention patterns, where there are any."""
-    found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.crosses]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(f"{h.path}.pattern" for h in patterned(model) if not h.crosses))
 
 
 @question(
     "Which known role does each head play on this text?",
     reads=pattern_sites,
-    traits=("one_pattern",),
+    traits=("linear_in_value",),
     judge="loops over queries and keys, patterns found by marking one key's values",
 )
 def head_roles(
@@ -155,15 +191,15 @@ def head_roles(
     stack = require_model(run.model, "head_roles").stack_name(stack)
     ids = run.source_ids if stack == "encoder" else run.ids
     assert ids is not None, "a run of one of our models has ids"
-    chosen = [h for h in heads(run.model) if h.stack == stack and not h.crosses]
-    known = [h for h in chosen if h.reading is not None]
+    known = [h for h in patterned(run.model) if h.stack == stack and not h.crosses]
     if not known:
+        chosen = [h for h in heads(run.model) if h.stack == stack and not h.crosses]
         mechanisms = ", ".join(sorted({h.mechanism for h in chosen})) or "no attention"
         raise no_patterns("head_roles", mechanisms)
     run.require(dict.fromkeys(f"{h.path}.pattern" for h in known), "head_roles")
     return _score(
         known,
-        {h.path: run[f"{h.path}.pattern"].values for h in known},
+        {h.path: rows_of(run[f"{h.path}.pattern"].values) for h in known},
         ids,
         run.inputs.real_lengths(stack == "encoder"),
     )
@@ -202,8 +238,8 @@ def head_scores(
     inputs = repeated_inputs(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     with about(of_random_tokens):
         done = run(model, *inputs, read=pattern_sites(model))
-    patterned = {h.stack for h in heads(model) if h.reading is not None and not h.crosses}
-    found = [(name, head_roles(done, stack=name or None)) for name in model.stacks if name in patterned]
+    stacks = {h.stack for h in patterned(model) if not h.crosses}
+    found = [(name, head_roles(done, stack=name or None)) for name in model.stacks if name in stacks]
     scores = [_unforetold(one.scores) if model.reads_ahead(name) else one.scores for name, one in found]
     labels = [label for one in scores for label in one.labels("head")]
     return HeadScores(
@@ -297,7 +333,7 @@ def role_masks(ids: Int[Tensor, "batch pos"]) -> Bool[Tensor, "role batch query 
 
 
 def _score(
-    known: list[Head], patterns: dict[str, Float[Tensor, "batch head query key"]], ids: Tensor, lengths: Tensor | None
+    known: list[Head], patterns: dict[str, Float[Tensor, "batch row query key"]], ids: Tensor, lengths: Tensor | None
 ) -> HeadScores:
     masks = role_masks(ids)
     if lengths is not None:
@@ -312,7 +348,7 @@ def _score(
         counted = defined[:, :, None].to(pattern.dtype)
         # 0 / 0 where a role is defined nowhere: NaN says so
         columns[path] = (mass * counted).sum((1, 3)) / counted.sum((1, 3))
-    scores = torch.stack([columns[h.path][:, h.head] for h in known])
+    scores = torch.stack([columns[h.path][:, h.row] for h in known])
     return HeadScores(
         Labelled(scores, ("head", "role"), {"head": [h.label for h in known], "role": ROLES}),
         Labelled(defined.sum((1, 2)), ("role",), {"role": ROLES}),

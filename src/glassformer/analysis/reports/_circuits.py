@@ -32,7 +32,7 @@ from glassformer.analysis.from_weights import (
 )
 from glassformer.analysis.frozen import with_gates
 from glassformer.analysis.heads import evaluate_heads, head_scores
-from glassformer.analysis.heads.roles import heads as heads_of, repeated_inputs, repeated_tokens, repeats_for
+from glassformer.analysis.heads.roles import heads as heads_of, patterned, repeated_inputs, repeated_tokens, repeats_for
 from glassformer.analysis.learning import in_context_learning
 from glassformer.analysis.paths import Importance, importance
 from glassformer.analysis.question import question
@@ -64,7 +64,7 @@ from glassformer.analysis.subspaces import Bandwidth, bandwidth
 from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.arguments import Count, Several
 from glassformer.data import Batch
-from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError, NoPattern
 from glassformer.labelled import Labelled
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.weights import HeadWeights
@@ -260,6 +260,11 @@ def _offsets(found: PositionalHeads) -> dict[str, tuple[int, float]]:
 
 def _roles(model: Model, seed: int, repeats: int) -> dict[str, dict[str, float]]:
     """Return each head's scores, without what is undefined; those of patterns are called as evaluators call them."""
+    if all(head.reading is None for head in heads_of(model)) and patterned(model):
+        raise NoPattern(
+            "circuits: heads of this model have several values at each position, with a pattern each, so no head is of "
+            "one role.\n    What each pattern attends to: analysis.heads.head_scores(model)."
+        )
     if not model.continues:
         found = head_scores(model, seed=seed, repeats=repeats).scores
         return {

@@ -46,10 +46,18 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
         )
         for h in roles.heads(run.model)
     )
-    without = sorted({h.mechanism for h in facts if h.reading is None})
+    without = {h.mechanism for h in facts if h.reading is None}
+    several = {h.mechanism for h in roles.patterned(run.model)} & without
     notes += [
         Note(sentence('Heads of "{kind}" have no pattern.', kind=kind), sentence("They have no roles and no picture."))
-        for kind in without
+        for kind in sorted(without - several)
+    ]
+    notes += [
+        Note(
+            sentence('Heads of "{kind}" have several values at each position, with a pattern each.', kind=kind),
+            sentence("They have no roles and no picture here; head_scores(model) has roles of each pattern."),
+        )
+        for kind in sorted(several)
     ]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
     notes += [

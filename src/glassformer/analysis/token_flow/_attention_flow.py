@@ -47,7 +47,7 @@ class AttentionFlow(Result):
 @question(
     "How much can flow from a position to each token?",
     reads=flow_sites,
-    traits=("one_pattern", "rows_sum_to_one"),
+    traits=("linear_in_value", "rows_sum_to_one"),
     holds=("patterns", "norm scales", "gates"),
 )
 def attention_flow(

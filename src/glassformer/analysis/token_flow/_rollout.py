@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from glassformer.analysis.components import require_one_pattern
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._mixing import Moves, Unit, flow_sites, has_source, require_rows
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
@@ -22,7 +21,7 @@ from glassformer.errors import AnalysisUnavailable
 @question(
     "Which tokens does attention lead to, multiplied up?",
     reads=flow_sites,
-    traits=("one_pattern", "rows_sum_to_one"),
+    traits=("linear_in_value", "rows_sum_to_one"),
     holds=("patterns", "norm scales", "gates"),
 )
 def rollout(
@@ -40,7 +39,7 @@ def rollout(
     Args:
         kept: Share that a layer is taken to keep of its stream; one half in the paper.
         signed: What to do with patterns whose rows are no shares: refuse, or take absolute values over their sum, which
-            is another quantity (the method then says so).
+            is another quantity (the method then says so). Patterns of several values of a head are summed before.
         stack: `encoder` of a model that has two, to end there.
 
     Raises:
@@ -73,9 +72,11 @@ def rollout(
 
 
 def _mean(moves: Moves) -> Tensor:
-    """Return the mean over heads, rows summing to one: feature maps and signs leave them short of it."""
-    require_one_pattern(moves.part, "rollout")
-    sizes = moves.pattern[0].abs()
+    """Return the mean over heads, rows summing to one: feature maps and signs leave them short of it.
+
+    Where heads have several values, a key has what all their patterns have there.
+    """
+    sizes = moves.pattern.abs().sum(0)
     total = sizes.sum(-1, keepdim=True)
     if not bool((total > 0).all()):
         raise AnalysisUnavailable(

@@ -9,11 +9,12 @@ local key and value. What the mask hides is hidden from all: in a causal text gl
 paper has; the autoregressive Longformer has none, and is `Atrous(rate=…, window=…)` too.
 
 Global are the first `n_global` tokens of every text, and those that a pass marks: `encoder(tokens, marked=…)`. Padding
-is never global.
+is never global. Where n_global is None there are none, whatever the pass: heads have one query, key, value and pattern,
+those of the window, and marks are refused.
 
 Pattern: two per head and exact, P z = P v + P' v': that of local queries, with rows of zeros for global tokens, which
 multiplies local values, and that of global tokens, which multiplies global ones. Rows of their sum sum to one. There is
-no one pattern that multiplies the values of a head.
+no one pattern that multiplies the values of a head, unless n_global is None.
 State: without `n_global`, local keys and values of the last (window - 1) dilation positions; with it, both streams of
 all positions.
 Cost: O(pos (window + tokens)) time and memory for so many global tokens; the projection makes both streams of every
@@ -45,7 +46,11 @@ from glassformer.attention.kernels.union import alike, union_softmax
 from glassformer.attention.mechanisms.atrous import EveryNth
 from glassformer.attention.mixer import Dims, KeyValue, Mixer, MixerConfig, Traits
 from glassformer.attention.scores import masked_softmax, placed, products
+from glassformer.errors import ConfigError
 from glassformer.trace import Tape, site
+
+# of layers without global tokens
+LOCAL = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True, by_products=True)
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,14 @@ class Longformer(MixerConfig, kind="longformer"):
 
     Args:
         window: Each query sees keys less than this many steps away, on both sides.
-        n_global: How many tokens at the start of a text are global, beside those that a pass marks.
+        n_global: How many tokens at the start of a text are global, beside those that a pass marks; None if none ever
+            are, so that heads have no second set of matrices.
         dilation: How many positions a step is. Several are those of heads, in their order, repeated until every head
             has one.
     """
 
     window: Count = 257
-    n_global: Natural = 0
+    n_global: Natural | None = 0
     dilation: Count | Counts = 1
 
     traits: ClassVar[Traits] = Traits(
@@ -71,7 +77,13 @@ class Longformer(MixerConfig, kind="longformer"):
         {"window": 2, "n_global": 1},
         {"window": 3, "n_global": 2, "dilation": 2},
         {"window": 2, "dilation": (1, 2)},
+        {"window": 2, "n_global": None},
+        {"window": 2, "n_global": None, "dilation": (1, 2)},
     )
+
+    def __post_init__(self) -> None:
+        if self.n_global is None:
+            object.__setattr__(self, "traits", LOCAL)
 
     @property
     def dilations(self) -> tuple[int, ...]:
@@ -121,8 +133,12 @@ class LongformerMixer(Mixer, config=Longformer):
         # a row has something to look at in one of the two
         return masked_softmax(site(tape, self.at.scores, scores.masked_fill(~seen, float("-inf"))))
 
-    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b stream h query key"]:
+    def visible(self, context: Context, n_queries: int, n_keys: int) -> Bool[Tensor, "b *stream h query key"]:
         looks = self.near.allows(*context.places(n_queries, n_keys, self.near))
+        if self.config.n_global is None:
+            self._refuse_marks(context)
+            allowed = context.allowed(n_queries, n_keys)
+            return looks if allowed is None else looks & allowed
         everywhere = torch.zeros_like(looks)
         if (tokens := self.global_tokens(context, n_keys)) is not None:
             everywhere = tokens[:, None, -n_queries:, None].expand(-1, *looks.shape[1:])
@@ -133,28 +149,45 @@ class LongformerMixer(Mixer, config=Longformer):
 
     def global_tokens(self, context: Context, n_keys: int) -> Bool[Tensor, "b key"] | None:
         """Return which of the last keys are global tokens; None if none are."""
-        if self.config.n_global == 0 and context.marked is None:
+        first = self.config.n_global or 0
+        if first == 0 and context.marked is None:
             return None
-        key = ("global tokens", self.config.n_global, n_keys)
+        key = ("global tokens", first, n_keys)
         if key not in context.memo:
-            found = context.key_positions[:, -n_keys:] < self.config.n_global
+            found = context.key_positions[:, -n_keys:] < first
             found = found if context.marked is None else found | context.marked[:, -n_keys:]
             real = context.real_keys(n_keys, "longformer")
             context.memo[key] = found if real is None else found & real
         return context.memo[key]
 
+    def _refuse_marks(self, context: Context) -> None:
+        if context.marked is not None:
+            raise ConfigError(
+                f"layer {self.dims.layer} has no global tokens (longformer, n_global=None), and this pass marks some.\n"
+                "    Leave `marked` out, or build the layer with n_global=0: marked tokens need matrices of their own."
+            )
+
     def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_value"]:
+        if self.config.n_global is None:
+            self._refuse_marks(context)
+            return self.by_rate.mixed(partial(self._of_heads, context, tokens=None), q, k, v)
         flags = self.global_tokens(context, q.shape[-2])
         tokens = None if flags is None else Tokens.marked(flags)
 
-        def of_rate(rate: int, heads: slice | list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._of_heads(context, rate, tokens, q, k, v)
-
+        of_rate = partial(self._of_heads, context, tokens=tokens)
         z = self.by_rate.mixed(of_rate, q[:, 0], k[:, 0], v[:, 0])
         return z if tokens is None else self._with_global(z, context, tokens, q[:, 1], k[:, 1], v[:, 1])
 
     def _of_heads(
-        self, context: Context, rate: int, tokens: Tokens | None, q: Tensor, k: Tensor, v: Tensor
+        self,
+        context: Context,
+        rate: int,
+        heads: slice | list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        tokens: Tokens | None,
     ) -> Float[Tensor, "batch heads query d_value"]:
         """Return what some heads of a rate make of local queries; rows of global tokens mean nothing."""
         window, scale = self.config.window, self.scale
@@ -180,7 +213,7 @@ class LongformerMixer(Mixer, config=Longformer):
         return tokens.put(z, rows)
 
     def begin(self, batch: int, like: Tensor) -> KeyValue:
-        if self.config.n_global:
+        if self.config.n_global != 0:
             return super().begin(batch, like)
         heads = self.dims.n_kv_heads
         return KeyValue(
@@ -190,7 +223,7 @@ class LongformerMixer(Mixer, config=Longformer):
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Tensor, Any]:
-        if self.config.n_global:
+        if self.config.n_global != 0:
             return super().scan(q, k, v, x, context, state, tape)
         reach = self.config.reach
         (k, keys), (v, values) = append(state.key, k[:, 0], reach), append(state.value, v[:, 0], reach)

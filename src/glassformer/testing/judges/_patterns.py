@@ -34,15 +34,23 @@ def mixed_in(model: Any, inputs: Sequence[Tensor]) -> list[Mixed]:
 
 @torch.no_grad()
 def pattern_of(mixed: Mixed) -> Tensor:
-    """Return the pattern, `batch head query key`: a key's column is what becomes of a one among its values."""
+    """Return the pattern, `batch row query key`: a key's column is what becomes of a one among its values.
+
+    A row is a head or, where heads have several values, one of them: what becomes of a one stands where its value does.
+    """
     assert mixed.layer.attention is not None, "patterns are those of attention"
     mixer, (q, k, v, *rest) = mixed.layer.attention.mixer, mixed.given
-    columns: list[Tensor] = []
-    for key in range(v.shape[-2]):
-        one = torch.zeros_like(v)
-        one[..., key, 0] = 1
-        columns.append(mixer(q, k, one, *rest)[0][..., 0])
-    return torch.stack(columns, -1)
+    streams = 1 if v.ndim == 4 else v.shape[1]
+    joined = streams > 1 and mixer.traits.value_merge == "concat"
+    rows: list[Tensor] = []
+    for stream in range(streams):
+        columns: list[Tensor] = []
+        for key in range(v.shape[-2]):
+            one = torch.zeros_like(v)
+            (one if v.ndim == 4 else one[:, stream])[..., key, 0] = 1
+            columns.append(mixer(q, k, one, *rest)[0][..., stream * v.shape[-1] if joined else 0])
+        rows.append(torch.stack(columns, -1))
+    return torch.stack(rows, 2).flatten(1, 2)
 
 
 def patterns_of(model: Any, inputs: Sequence[Tensor], *, crossing: bool = True) -> dict[str, Tensor]:
@@ -50,9 +58,16 @@ def patterns_of(model: Any, inputs: Sequence[Tensor], *, crossing: bool = True) 
     found: dict[str, Tensor] = {}
     for mixed in mixed_in(model, inputs):
         part: Any = mixed.layer.attention
-        if part.traits.one_pattern and (crossing or not mixed.layer.crosses):
-            found |= dict(zip(labels_of_heads(mixed.layer), pattern_of(mixed).unbind(1)))
+        if (part.traits.one_pattern or part.traits.has_patterns) and (crossing or not mixed.layer.crosses):
+            found |= dict(zip(labels_of_patterns(mixed.layer), pattern_of(mixed).unbind(1), strict=True))
     return found
+
+
+def labels_of_patterns(layer: SubLayer) -> list[str]:
+    """Return the labels of an attention layer's patterns: those of its heads, of each value where they have several."""
+    part: Any = layer.attention
+    n, labels = part.mixer.traits.value_streams, labels_of_heads(layer)
+    return list(labels) if n == 1 else [f"{label}/{i}" for label in labels for i in range(n)]
 
 
 def role_scores(pattern: Tensor, ids: Tensor) -> dict[str, float]:
@@ -81,7 +96,8 @@ def copying_scores(model: Any, ids: Tensor, patterns: Mapping[str, Tensor]) -> d
     for mixed in mixed_in(model, (ids,)):
         n = len(labels := labels_of_heads(mixed.layer))
         for h, label in enumerate(labels):
-            if label not in patterns:
+            own = {name: pattern for name, pattern in patterns.items() if name.partition("/")[0] == label}
+            if not own:
                 continue
             alone = torch.zeros_like(mixed.flat).unflatten(-1, (n, -1))
             alone[..., h, :] = mixed.flat.unflatten(-1, (n, -1))[..., h, :]
@@ -89,7 +105,7 @@ def copying_scores(model: Any, ids: Tensor, patterns: Mapping[str, Tensor]) -> d
             write = _carried(model, mixed.layer, alone.flatten(-2) @ mixed.layer.attention.merge.output.weight.T)
             logits = write @ model.unembed.weight.T
             raised = (logits - logits.mean(-1, keepdim=True)).clamp_min(0).detach()
-            found[label] = _copied(raised.tolist(), patterns[label], ids.tolist())
+            found |= {name: _copied(raised.tolist(), pattern, ids.tolist()) for name, pattern in own.items()}
     return found
 
 
@@ -122,7 +138,7 @@ def _head_roles(asked: Asked) -> Iterator[Pair]:
 
 def _of_output(model: Any, inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
     """Return the patterns of self-attention in the stack that ends in the logits."""
-    labels = [label for layer in model.sub_layers() if layer.self_attention for label in labels_of_heads(layer)]
+    labels = [label for layer in model.sub_layers() if layer.self_attention for label in labels_of_patterns(layer)]
     return {label: p for label, p in patterns_of(model, inputs, crossing=False).items() if label in labels}
 
 
@@ -148,7 +164,7 @@ def _head_scores(asked: Asked) -> Iterator[Pair]:
     expected: list[list[float]] = []
     for ids, (name, stack) in zip(inputs, model.stacks.items()):
         for layer in stack.sub_layers():
-            for label in labels_of_heads(layer) if layer.self_attention else ():
+            for label in labels_of_patterns(layer) if layer.self_attention else ():
                 if label in patterns:
                     scores = role_scores(patterns[label], ids)
                     # what stands ahead is not foretold

@@ -1,0 +1,127 @@
+"""Heads with several values at each position: what looks at patterns looks at that of each value by itself."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import analysis, weights
+from glassformer.analysis.heads.roles import heads, patterned
+from glassformer.attention import Gaussian, Longformer, Merge, MixerConfig, RefinedWasserstein, Rope, Wasserstein
+from glassformer.data.batch import next_token_batch
+from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.models import Decoder, DecoderConfig, Mlp, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.trace import At, Set
+
+IDS = torch.tensor([[1, 2, 3, 4, 1, 2, 3, 5], [6, 7, 6, 7, 8, 1, 8, 1]])
+
+
+def decoder(mixer: MixerConfig, **settings: Any) -> Decoder:
+    layer = block(mixer, n_heads=2, positions=Rope(), mlp=Mlp(12), **settings)
+    return randomise(DecoderConfig(11, 16, (layer, layer), max_len=64).build().double().eval(), std=0.4)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Decoder, Decoder]:
+    """A model whose tokens might be global and none is, and one that has the local half of its matrices."""
+    two, one = decoder(Longformer(3)), decoder(Longformer(3, n_global=None))
+    state = dict(two.state_dict())
+    for name, rows in two.state_dict().items():
+        if name.endswith("qkv.weight"):
+            state[name] = rows.unflatten(0, (3, 2, 2, -1))[:, :, 0].flatten(0, 2)
+    one.load_state_dict(state)
+    close(one(IDS), two(IDS))
+    return two, one
+
+
+def test_every_pattern_has_a_name_and_a_row(both: tuple[Decoder, Decoder]) -> None:
+    two, one = both
+    assert [(h.label, h.row, h.reading) for h in patterned(two)][:3] == [
+        ("L0H0/0", 0, "signed"), ("L0H0/1", 1, "signed"), ("L0H1/0", 2, "signed"),
+    ]  # fmt: skip
+    assert all(h.reading is None for h in heads(two)) and patterned(one) == heads(one)
+    assert [(h.label, h.row, h.reading) for h in heads(one)][:2] == [("L0H0", 0, "mass"), ("L0H1", 1, "mass")]
+
+
+@pytest.mark.full
+def test_scores_of_the_first_value_are_those_of_the_only_one_and_an_empty_pattern_plays_no_role(both) -> None:
+    def halves(found: Any, axis: str = "head") -> tuple[torch.Tensor, torch.Tensor]:
+        at = found.axes.index(axis)
+        assert [str(label)[-2:] for label in found.labels(axis)] == ["/0", "/1"] * 4
+        values = found.values.movedim(at, 0)
+        return values[::2].movedim(0, at), values[1::2].movedim(0, at)
+
+    runs = [gf.run(model, IDS, read="*") for model in both]
+    roles = [analysis.heads.head_roles(run).scores for run in runs]
+    first, second = halves(roles[0])
+    close(first, roles[1].values)
+    assert (second == 0).all()
+    drawn = [analysis.heads.head_scores(model, n_sequences=2, unit=4).scores for model in both]
+    close(halves(drawn[0])[0], drawn[1].values)
+    evaluated = [analysis.heads.evaluate_heads(model, n_sequences=2, unit=4).scores for model in both]
+    close(halves(evaluated[0])[0], evaluated[1].values)
+    mask = torch.ones(8, 8).tril().bool() & (torch.arange(8)[:, None] - torch.arange(8) < 2)
+    for measure in ("mass", "closeness"):
+        found = [analysis.heads.find_pattern(run, mask=mask, measure=measure) for run in runs]
+        close(halves(found[0])[0], found[1].values)
+    offsets = [analysis.from_weights.offset_scores(run, offsets=3) for run in runs]
+    for name in ("scores", "without_first"):
+        close(halves(getattr(offsets[0], name))[0], getattr(offsets[1], name).values)
+    long = [analysis.behaviour.long_context(model, IDS, sink=1, recent=2) for model in both]
+    close(halves(long[0].measures)[0], long[1].measures.values)
+    assert set(long[0].readings.values()) == {"signed"} and set(long[1].readings.values()) == {"mass"}
+    sinks = [analysis.behaviour.attention_sinks(model, IDS, window=4, first=2, neutral=9) for model in both]
+    names = [name for name in sinks[1].measures.labels("measure") if name != "key_size_ratio"]
+    for name in names:
+        close(halves(sinks[0].measures.select(measure=name))[0], sinks[1].measures.select(measure=name).values)
+    close(sinks[0].loss_change.values, sinks[1].loss_change.values)
+
+
+def test_rollout_sums_the_patterns_of_a_head_where_it_takes_sizes(both) -> None:
+    flows = [analysis.token_flow.rollout(gf.run(model, IDS[0], read="*"), signed="absolute").final for model in both]
+    close(flows[0].values, flows[1].values)
+    with pytest.raises(AnalysisUnavailable, match="whose weights are no shares"):
+        analysis.token_flow.rollout(gf.run(both[0], IDS[0], read="*"))
+
+
+@pytest.mark.parametrize("mixer", [Wasserstein(), RefinedWasserstein(rank=2)], ids=lambda mixer: mixer.kind)
+def test_a_token_that_looks_at_itself_alone_takes_both_of_its_own_values(mixer: MixerConfig) -> None:
+    model = decoder(mixer)
+    edits = analysis.behaviour.short_circuit_edits(model, [1])
+    itself = Set("blocks.1.attn.pattern", torch.eye(8, dtype=torch.float64).expand(2, 2, 2, 8, 8))
+    found, expected = (gf.run(model, IDS, edit=edit).predictions() for edit in (edits, [itself]))
+    close(found, expected)
+    begun = analysis.behaviour.regenerate(model, IDS[:, :4], 3, edits)
+    assert begun.shape == (2, 3)
+
+
+def test_a_sum_of_values_has_no_own_value_of_a_token(both) -> None:
+    with pytest.raises(NoPattern, match="several whose values are added up, of which each token has one"):
+        analysis.behaviour.short_circuit_edits(both[0], [0])
+
+
+@pytest.mark.parametrize("mixer", [Wasserstein(), Longformer(3, n_global=1)], ids=lambda mixer: mixer.kind)
+def test_held_patterns_are_those_of_all_values(mixer: MixerConfig) -> None:
+    model, batch = decoder(mixer), next_token_batch(IDS)
+    run = gf.run(model, batch.tokens, read="blocks.*.attn.pattern")
+    edits = [Set(name, run[name].values) for name in run.sites]
+    without = gf.run(model, batch.tokens, edit=[*edits, Set("blocks.0.attn.z", 0.0, at=At(head=1))]).predictions()
+    losses = [
+        -logits.log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0][batch.weight]
+        for logits in (without, model(batch.tokens))
+    ]
+    found = analysis.causal.ablate(model, "L0H1", batch, kind="pattern_preserving")
+    close(found.loss_change.values[0], (losses[0] - losses[1]).mean())
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("mixer", [Wasserstein(), Longformer(3, n_global=1)], ids=lambda mixer: mixer.kind)
+def test_matrices_of_several_values_give_the_logits_of_the_model(mixer: MixerConfig, folded: bool) -> None:
+    model = decoder(mixer, bias=True, merge=Merge(bias=True))
+    close(weights.logits(weights.of(model, fold=folded, augment=folded), IDS).softmax(-1), model(IDS).softmax(-1))
+    if mixer.kind == "wasserstein":
+        published = decoder(mixer, projection=Gaussian())
+        close(weights.logits(weights.of(published, fold=folded), IDS).softmax(-1), published(IDS).softmax(-1))
