@@ -345,9 +345,7 @@ class AttentionLayer(SubLayerModule):
             "    Read the text in one pass, without a state."
         )
 
-    def _gate(
-        self, inputs: HeadInputs | None, x: Tensor, context: Context
-    ) -> Float[Tensor, "batch pos d_z"] | None:
+    def _gate(self, inputs: HeadInputs | None, x: Tensor, context: Context) -> Float[Tensor, "batch pos d_z"] | None:
         """Return what opens the gate, if there is one, for heads that read a stream of their own made of that."""
         if self.merge.gate is None:
             return None

@@ -204,8 +204,13 @@ def accuracy(model: ModelLike, data: Data) -> float:
 def carried(model: ModelLike, data: Data, layer: int) -> float:
     """Return which share of an answer comes back with what a layer mixes into the question.
 
-    The last pair that is asked for has another value in the corrupt rows, wherever it stands.
+    The last pair that is asked for has another value in the corrupt rows, wherever it stands. A model that recalls less
+    than half of the pairs is not asked.
     """
+    if (known := accuracy(model, data)) < 0.5:
+        raise AnalysisUnavailable(
+            f"the model recalls {known:.2f} of the pairs: there is little that a layer could carry"
+        )
     batch = data.batch(BATCHES, "heldout").rows(PAIRS)
     keys, values = batch.tokens[:, -1:], batch.targets[:, -1:]
     # a value stands behind its key

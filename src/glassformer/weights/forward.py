@@ -18,7 +18,6 @@ from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.attention.projections import ProjectionInputs, Reader
-from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import computed

@@ -4,8 +4,8 @@ Each config writes rows of length + 1 tokens and marks in `weight` the positions
 row so far determines, or, where nothing is certain, those whose best loss is known. `optimal_loss()` is the mean loss
 in nats over these positions of a model that knows the task perfectly.
 
-Tasks over arbitrary tokens (repeat, induction) use the tokenizer they are given; the others bring their own symbols, and
-are built with a tokenizer that has these among others, as that of a mixture of tasks has.
+Tasks over arbitrary tokens (repeat, induction) use the tokenizer they are given; the others bring their own symbols,
+and are built with a tokenizer that has these among others, as that of a mixture of tasks has.
 """
 
 from collections.abc import Iterator
