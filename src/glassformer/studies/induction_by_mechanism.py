@@ -1,11 +1,11 @@
 """Induction by mechanism: who completes what comes again, recalls pairs and finds a needle, and by which layer?
 
 Two layers, one training on three tasks about the same symbols: random tokens repeated, pairs of keys and values of
-which many are asked for, and one fact of several in noise. Softmax can look up any earlier token; linear mechanisms keep a
-state of fixed size, where keys that are not orthogonal blur each other, and those that decay, erase or choose what to
-write blur less. Each mechanism has as many parameters, sees as many tokens, and has the rate and the initial weights that
-did best in a third of the steps. Linear attention also runs with smeared keys, which spare it the search for the previous
-token: what it still lacks then, it lacks for its state.
+which many are asked for, and one fact of several in noise. Softmax can look up any earlier token; linear mechanisms
+keep a state of fixed size, where keys that are not orthogonal blur each other, and those that decay, erase or choose
+what to write blur less. Each mechanism has as many parameters, sees as many tokens, and has the rate and the initial
+weights that did best in a third of the steps. Linear attention also runs with smeared keys, which spare it the search
+for the previous token: what it still lacks then, it lacks for its state.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from glassformer.analysis.causal import patch
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.losses import icl_score, loss_by_position, token_losses
 from glassformer.attention import (
-    Delta,
     Differential,
     GatedDelta,
     Lightning,
@@ -38,7 +38,7 @@ from glassformer.data import DataConfig, MixtureConfig, Needle, Recall, Repeat
 from glassformer.data.batch import Data
 from glassformer.data.pairs import Contrast
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import BlockConfig, DecoderConfig, Mlp, ModelLike, hybrid, published_block, retention
+from glassformer.models import BlockConfig, DecoderConfig, Mlp, ModelLike, hybrid, published_block
 from glassformer.models.accounting import count_parameters
 from glassformer.study import (
     MAJORITY,
@@ -55,18 +55,30 @@ from glassformer.study import (
     counted,
     value,
 )
-from glassformer.training import OptimConfig, TrainConfig, read_metrics
+from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 
 SOFTMAX, LINEAR, SMEARED, DIFFERENTIAL = "softmax", "linear", "linear, smeared keys", "differential"
 LIGHTNING, HYBRID = "lightning", "hybrid"
-DELTA, GATED_DELTA, STATE_SPACE = "delta", "gated delta", "state space"
-RETENTION, RWKV = "retention", "RWKV-6"
-SYMBOLS, WIDTH, HEADS, LENGTH, SHORT, LONG, CHANCE = 32, 64, 4, 64, 8, 24, math.log(32)
+GATED_DELTA, STATE_SPACE, RWKV = "gated delta", "state space", "RWKV-6"
+SYMBOLS, WIDTH, HEADS, LENGTH, SHORT, LONG, CHANCE = 32, 64, 4, 64, 6, 16, math.log(32)
 ROWS, BATCHES, PAIRS = 32, 4, 32
 # softmax with these neurons says how many parameters everybody has
-NEURONS = 256
-# learning rate and initial weights that each mechanism may have
-SETTINGS = tuple((rate, init) for init in ("gpt", "xavier") for rate in (3e-3, 1e-3, 1e-2))
+NEURONS = 96
+# learning rates and initial weights that are tried, and what did best of them, by held-out loss with seed 0 and a third
+# of the steps; `python -m glassformer.studies.induction_by_mechanism` tries them again
+STEPS = 1500
+SETTINGS = tuple((rate, init) for init in ("gpt", "xavier") for rate in (1e-3, 3e-3, 1e-2))
+CHOSEN = {
+    SOFTMAX: (0.003, "xavier"),
+    LINEAR: (0.01, "xavier"),
+    SMEARED: (0.01, "xavier"),
+    DIFFERENTIAL: (0.003, "gpt"),
+    LIGHTNING: (0.003, "gpt"),
+    HYBRID: (0.003, "xavier"),
+    GATED_DELTA: (0.01, "xavier"),
+    STATE_SPACE: (0.01, "gpt"),
+    RWKV: (0.01, "xavier"),
+}
 
 Layers = Callable[[int], tuple[BlockConfig, ...]]
 
@@ -87,18 +99,16 @@ MECHANISMS: dict[str, Layers] = {
     LIGHTNING: alike(Lightning(), **PLACES),
     HYBRID: lambda neurons: hybrid(2, n_heads=HEADS, period=2, mlp=Mlp(neurons), **PLACES),
     # convolutions tell what stands next to what
-    DELTA: alike(Delta()),
     GATED_DELTA: alike(GatedDelta()),
     STATE_SPACE: alike(StateSpace()),
     # ranks of 8, an eighth of the width as in the paper's models, and not its 64 and 32
     RWKV: alike(Rwkv6(rank=8), projection=Shifted(rank=8, gate=True, centred=True)),
-    RETENTION: lambda neurons: retention(2, n_heads=HEADS, d_head=WIDTH // HEADS, mlp=Mlp(neurons)),
 }
 
 
 def run(case: Case) -> Measures:
     mechanism, steps = case["mechanism"], case["steps"]
-    rate, init = chosen(case)
+    rate, init = CHOSEN[mechanism]
     folder = case.train(recipe(mechanism, steps, case.seed, rate, init))
     model = gf.load(folder)
     repeats, pairs, facts = (heldout(part, case.seed) for part in tasks())
@@ -125,17 +135,14 @@ def run(case: Case) -> Measures:
     }
 
 
-def chosen(case: Case) -> tuple[float, str]:
-    """Return the rate and the initial weights by which a mechanism came furthest in a third of the steps.
-
-    All cases of a mechanism share these models. Each begins with another, so that several at a time train several.
-    """
+def tried(mechanism: str, steps: int) -> dict[tuple[float, str], float]:
+    """Return the held-out loss that each setting reaches, in nats."""
     found = {}
-    for number in range(case["settings"]):
-        rate, init = setting = SETTINGS[(number + case.seed) % case["settings"]]
-        folder = case.train(recipe(case["mechanism"], case["steps"] // 3, 0, rate, init), seed=0)
-        found[setting] = read_metrics(folder)[-1]["heldout_loss"]
-    return min(found, key=lambda setting: (found[setting], setting))
+    for rate, init in SETTINGS:
+        with TemporaryDirectory() as folder:
+            train(recipe(mechanism, steps, 0, rate, init), Path(folder) / "run")
+            found[rate, init] = float(read_metrics(Path(folder) / "run")[-1]["heldout_loss"])
+    return found
 
 
 def units(least: int, most: int) -> Repeat:
@@ -152,7 +159,7 @@ def tasks() -> tuple[DataConfig, ...]:
 
 
 def mixture(seed: int) -> MixtureConfig:
-    return MixtureConfig(tasks(), shares=(0.34, 0.33, 0.33), batch_size=ROWS, length=LENGTH, seed=seed)
+    return MixtureConfig(tasks(), shares=(0.25, 0.25, 0.5), batch_size=ROWS, length=LENGTH, seed=seed)
 
 
 def heldout(task: DataConfig, seed: int) -> Data:
@@ -260,16 +267,16 @@ STUDY = Study(
     "induction-by-mechanism",
     paper='Olsson et al. 2022, "In-context Learning and Induction Heads"; Ye et al. 2024, arXiv 2410.05258; Arora et '
     "al. 2023, arXiv 2312.04927; Jelassi et al. 2024, arXiv 2402.01032; Yang et al. 2024, arXiv 2412.06464; Dao and Gu "
-    "2024, arXiv 2405.21060; Peng et al. 2024, arXiv 2404.05892; Sun et al. 2023, arXiv 2307.08621; MiniMax 2025, arXiv "
+    "2024, arXiv 2405.21060; Peng et al. 2024, arXiv 2404.05892; MiniMax 2025, arXiv "
     "2501.08313",
     question="Which mechanisms complete what comes again, recall pairs and find needles, and what limits those that do "
     "not?",
     run=run,
     grid={"mechanism": tuple(MECHANISMS)},
     scales={
-        "smoke": Scale(1, {"steps": 6, "settings": 1}),
-        "small": Scale(8, {"steps": 1200, "settings": len(SETTINGS)}),
-        "full": Scale(8, {"steps": 6000, "settings": len(SETTINGS)}),
+        "smoke": Scale(1, {"steps": 6}),
+        "small": Scale(8, {"steps": STEPS}),
+        "full": Scale(8, {"steps": 4 * STEPS}),
     },
     measures={
         "share_of_chance": Measure(
@@ -295,7 +302,8 @@ STUDY = Study(
         "parameters": Measure("Parameters"),
     },
     claims=(
-        Claim("softmax-learns", "Two layers of softmax complete repeats", counted(share(SOFTMAX), below(0.1)), MAJORITY),
+        Claim("softmax-learns", "Two layers of softmax complete repeats",
+              counted(share(SOFTMAX), below(0.1)), MAJORITY),
         Claim("softmax-recalls", "They recall pairs", counted(share(SOFTMAX, "recall"), above(0.9)), MAJORITY),
         Claim("softmax-finds", "They find needles", counted(share(SOFTMAX, "needle"), above(0.9)), MAJORITY),
         Claim("softmax-matches", "Softmax has a head that matches prefixes",
@@ -333,27 +341,32 @@ STUDY = Study(
               counted(less(LIGHTNING, HYBRID, "recall"), above(0.1)), MAJORITY, (RECALLS,)),
         Claim("hybrid-second", "Its layer of softmax carries what is recalled",
               counted(share(HYBRID, "second_layer"), above(0.5)), MAJORITY, (RECALLS,)),
-        *learns(DELTA, "delta", "The delta rule"),
-        Claim("delta-more", "The delta rule recalls more pairs than linear attention with smeared keys",
-              counted(less(SMEARED, DELTA, "recall"), above(0.1)), MAJORITY, (RECALLS,)),
+        Claim("gated-delta-more", "The gated delta rule recalls more pairs than linear attention with smeared keys",
+              counted(less(SMEARED, GATED_DELTA, "recall"), above(0.1)), MAJORITY, (RECALLS,)),
         *learns(GATED_DELTA, "gated-delta", "The gated delta rule"),
         *learns(STATE_SPACE, "state-space", "A selective state space"),
         Claim("state-space-less", "A selective state space recalls fewer pairs than the gated delta rule",
               counted(less(STATE_SPACE, GATED_DELTA, "recall"), above(0.05)), MAJORITY, (RECALLS,)),
         *learns(RWKV, "rwkv", "RWKV-6"),
-        *learns(RETENTION, "retention", "Retention"),
-        Claim("one-layer", "With convolutions the first layer carries more of what is recalled: in the gated delta rule "
-              "more than in softmax", counted(less(SOFTMAX, GATED_DELTA, "first_layer"), above(0.1)), MAJORITY, (RECALLS,)),
+        Claim("one-layer", "With convolutions, those of the gated delta rule, the first layer carries more of what is "
+              "recalled than in softmax", counted(less(SOFTMAX, GATED_DELTA, "first_layer"), above(0.1)), MAJORITY,
+              (RECALLS,)),
     ),
     differs=(
-        "Models of width 64 see two million tokens of random symbols; the papers train language models, or longer.",
-        "Each mechanism is as its paper builds it, with convolutions, norms and gates. MLPs make parameters equal: 256 "
+        "Models of width 64 see three million tokens of random symbols; the papers train language models, or longer.",
+        "Each mechanism is as its paper builds it, with convolutions, norms and gates. MLPs make parameters equal: 96 "
         "neurons in softmax, fewer where attention has more.",
-        "Rate and initial weights are chosen among six settings with one seed and a third of the steps: a mechanism that "
-        "fails might learn at another, or later.",
+        "Rate and initial weights are chosen among six settings with one seed and a third of the steps: a mechanism "
+        "that fails might learn at another, or later.",
         "The papers on recall ask for pairs among many; here for all of 8, under a state of 1,024 numbers a layer.",
         "Differential attention has two heads with two maps each, everything else four heads of width 16.",
     ),
-    mechanisms=("softmax", "linear", "lightning", "differential", "delta", "gated_delta", "state_space", "rwkv6"),
+    mechanisms=("softmax", "linear", "lightning", "differential", "gated_delta", "state_space", "rwkv6"),
     references={"mechanism": (SOFTMAX,)},
 )  # fmt: skip
+
+
+if __name__ == "__main__":
+    for mechanism in MECHANISMS:
+        losses = tried(mechanism, STEPS // 3)
+        print(mechanism, min(losses, key=lambda setting: losses[setting]), losses, flush=True)

@@ -73,15 +73,10 @@ class Case:
             raise KeyError(f'no axis or setting "{name}".{nearest(name, known)} There are: {", ".join(known)}.')
         return known[name]
 
-    def train(self, config: TrainConfig, seed: int | None = None) -> Path:
-        """Return the run folder of a recipe, trained with this seed here, in another case or in an earlier run.
-
-        Args:
-            config: The recipe.
-            seed: Another one, for models that all cases have in common, such as those by which rates are chosen.
-        """
+    def train(self, config: TrainConfig) -> Path:
+        """Return the run folder of a recipe, trained with this seed here, in another case or in an earlier run."""
         assert self.trains is not None, "cases train where they are run by the engine"
-        return self.trains(config.replace(seed=self.seed if seed is None else seed))
+        return self.trains(config.replace(seed=self.seed))
 
     def generator(self) -> torch.Generator:
         """Return a generator of this seed."""
