@@ -26,6 +26,7 @@ from glassformer.attention import (
     QueryKeyOnly,
     RelativeBias,
     Rope,
+    Rwkv4,
     Rwkv6,
     Shifted,
     Softmax,
@@ -36,6 +37,7 @@ from glassformer.models import (
     AdaptiveSoftmax,
     Axial,
     BlockConfig,
+    ChannelMixing,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -274,7 +276,8 @@ RECURRENT: dict[str, ModelConfig] = {
     ),
     # everything read is mixed with what was read before, and what opens the gate too
     "rwkv": _decoder(
-        *[published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8), norm=LayerNorm())] * 2,
+        published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8)),
+        published_block(Rwkv4(chunk=4), n_heads=6, d_head=1, mlp=ChannelMixing(8)),
         tied=False,
     ),
 }
