@@ -43,6 +43,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         circuits_without(BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK),
     ),
+    # nor is what is read at two positions, and mixed by one head for each channel
+    **dict.fromkeys(
+        ("rwkv", "rwkv_deeper_narrow_mlp_tied"),
+        circuits_without(BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK),
+    ),
     # which experts' matrices count differs by position
     **dict.fromkeys(
         (

@@ -17,7 +17,7 @@ from one_pass import in_one_pass
 
 CASES = all_cases()
 # what models of these say of their longest context, by the name they have for it
-SAYS_ELSEWHERE = {"MPT": "max_seq_len", "Bloom": "seq_length"} | dict.fromkeys(
+SAYS_ELSEWHERE = {"MPT": "max_seq_len", "Bloom": "seq_length", "RWKV": "context_length"} | dict.fromkeys(
     ("GPT-2", "GPT-J", "CodeGen", "GPT-BigCode", "T5"), "n_positions"
 )
 # columns that are kept for positions that padding takes

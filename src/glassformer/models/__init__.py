@@ -6,6 +6,7 @@ from glassformer.lazy import renames
 from glassformer.models.adaptive_softmax import AdaptiveSoftmax
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
+from glassformer.models.channel_mixing import ChannelMixing
 from glassformer.models.chat import chat
 from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import Decoder, DecoderConfig
@@ -40,10 +41,10 @@ from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
-    "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "Convolution", "Decoder",
-    "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation",
-    "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned",
-    "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
+    "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
+    "Decoder", "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig",
+    "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
+    "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
     "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "every", "generate",
     "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps",

@@ -34,6 +34,7 @@ from glassformer.attention import (
     PositionsConfig,
     QueryKeyNorm,
     Rope,
+    Shifted,
     SubLayerConfig,
     Tied,
 )
@@ -180,6 +181,7 @@ def layers() -> dict[str, Made]:
             2, d_head=8, d_value=6, projection=Latent(4, rotary=4, query_rank=5, norm=True), positions=Rope()
         ),
         "convolved": Attention(2, projection=Convolved(), positions=Rope()),
+        "shifted": Attention(2, projection=Shifted(), positions=Rope()),
         "tied": Attention(2, projection=Tied(), positions=Rope()),
         "identity": Attention(2, projection=Tied(query="identity"), positions=Rope()),
         "general": Attention(2, projection=Tied(key="identity"), positions=Rope()),

@@ -26,6 +26,7 @@ from glassformer.attention import (
     QueryKeyOnly,
     RelativeBias,
     Rope,
+    Rwkv4,
     Rwkv6,
     Shifted,
     Softmax,
@@ -36,6 +37,7 @@ from glassformer.models import (
     AdaptiveSoftmax,
     Axial,
     BlockConfig,
+    ChannelMixing,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -145,11 +147,6 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "lightning_hybrid": _decoder(
         published_block(Lightning(chunk=4), n_heads=4, **(_LLAMA | dict[str, Any](positions=Lrpe()))),
         block(n_heads=4, **_LLAMA),
-    ),
-    # everything read is mixed with what was read before, and what opens the gate too
-    "rwkv": _decoder(
-        *[published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8), norm=LayerNorm())] * 2,
-        tied=False,
     ),
     "differential": _decoder(
         *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
@@ -264,7 +261,7 @@ ENCODERS: dict[str, ModelConfig] = {
 }
 
 
-# no self-attention: what holds of attention in every block does not hold of these
+# no self-attention, or behind what runs along a text: what holds of values made at one position does not hold of these
 RECURRENT: dict[str, ModelConfig] = {
     # the source read both ways, then backwards only; by additive attention, and at its last position
     "recurrent": EncoderDecoderConfig(
@@ -276,6 +273,12 @@ RECURRENT: dict[str, ModelConfig] = {
         positions=None,
         final_norm=LayerNorm(),
         **_DEEP,
+    ),
+    # everything read is mixed with what was read before, and what opens the gate too
+    "rwkv": _decoder(
+        published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8)),
+        published_block(Rwkv4(chunk=4), n_heads=6, d_head=1, mlp=ChannelMixing(8)),
+        tied=False,
     ),
 }
 

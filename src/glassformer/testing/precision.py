@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ def require_precision(mixer: MixerConfig, length: int = 12) -> None:
     twice, over keys and over what the weights are made of, and may be twice as far off. Where rounding decides on a
     hash, results are finite.
     """
-    slots = {"projection": Separate()} | mixer.as_published()
-    config = Attention(2, 2, 4, **(slots | {"mixer": mixer}))
+    slots: dict[str, Any] = {"projection": Separate()} | mixer.as_published() | {"mixer": mixer}
+    config = Attention(2, 2, 4, **slots)
     layer = Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), 3))
     x = stream(2, length)
     read = layer.read(x, "query", "key", "value")

@@ -54,7 +54,8 @@ def like(layer: Layer, positions: PositionsConfig) -> Layer:
 def before_rotation(layer: Layer, x: Tensor) -> Projected:
     projection = layer.module.projection
     inputs = ProjectionInputs(x, x, x, layer.module.positions, causal_context(x))
-    return projection.before_rotation(projection.heads(x, x, x), inputs)[0]
+    read = [projection.shifted(reader, x, inputs.context) for reader in ("query", "key", "value")]
+    return projection.before_rotation(projection.heads(*read), inputs)[0]
 
 
 def step_by_step(layer: Layer, x: Tensor) -> tuple[Tensor, list]:

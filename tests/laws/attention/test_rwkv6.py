@@ -1,7 +1,7 @@
 """Identities of RWKV-6's time mixing, and of the halves that its chunks are made of."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -91,10 +91,11 @@ def test_a_long_text_goes_span_by_span_and_sends_gradients_back(
 
 @given(seeds, st.integers(1, 9))
 def test_a_memory_carries_everything_across_a_split(seed: int, cut: int) -> None:
-    r, k, v, log_keep, bonus, memory = drawn(seed, 10)
-    first, middle = channel_decay_chunks(*(x[:, :, :cut] for x in (r, k, v, log_keep)), bonus, memory, 4)
-    second, last = channel_decay_chunks(*(x[:, :, cut:] for x in (r, k, v, log_keep)), bonus, middle, 4)
-    z, expected = channel_decay_chunks(r, k, v, log_keep, bonus, memory, 4)
+    *rows, bonus, memory = drawn(seed, 10)
+    mix = partial(channel_decay_chunks, bonus=bonus, size=4)
+    first, middle = mix(*(x[:, :, :cut] for x in rows), memory=memory)
+    second, last = mix(*(x[:, :, cut:] for x in rows), memory=middle)
+    z, expected = mix(*rows, memory=memory)
     close(torch.cat((first, second), -2), z)
     close(last, expected)
 
@@ -171,7 +172,8 @@ def test_the_published_layer_shifts_all_it_reads_and_norms_groups() -> None:
     assert published.departures(0) == [] and Attention(2, mixer=Rwkv6()).departures(0) != []
     attention = Layer(randomise(published.build(D_MODEL, 64, 0, "").double().eval()))
     x, module = stream(2, 9), attention.module
-    shift, merge, mixer, projection = module.projection.shift, module.merge, attention.mixer, module.projection
+    projection, merge, mixer = module.projection, cast(Any, module.merge), attention.mixer
+    shift = projection.shift
     before = F.pad(x, (0, 0, 1, -1))
 
     def lerped(reader: str) -> Tensor:

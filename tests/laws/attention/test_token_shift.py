@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from glassformer import run
+from glassformer.analysis.frozen import output_gates
 from glassformer.attention import Attention, Merge, Rwkv6, Shifted, TokenShift
 from glassformer.attention.context import padding
 from glassformer.attention.token_shift import last_read, shifted_by_one
@@ -16,6 +17,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, block
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.testing.models import subject
 from glassformer.trace import Scale, Tape
 
 
@@ -94,6 +96,18 @@ def test_a_head_with_a_stream_of_its_own_shifts_that() -> None:
     stream_ = run(model, ids, read=["blocks.0.resid_pre"])["blocks.0.resid_pre"].values
     read = part.attn_norm(other(stream_), None)
     close(changed["blocks.0.attn.out"].values, part.attn(read, causal_context(read))[0])
+
+
+def test_gates_held_as_in_a_run_are_those_that_read_shifted() -> None:
+    model: Any = subject("rwkv").model
+    layer = next(part for part in model.sub_layers() if part.attention is not None)
+    part = layer.attention
+    found = run(model, torch.arange(7)[None], read=[part.at.z, part.at.out, *layer.multiplier_sites])
+    held = layer.multiplier(lambda name: found[name].values)
+    assert layer.multiplier_sites == [part.at.z_scale, "blocks.0.attn.gate_read"]
+    close(((found[part.at.z].values * held) @ part.merge.matrix()).sum(1), found[part.at.out].values)
+    weights = output_gates(model, torch.arange(7)[None])
+    close(weights.multiplier.values[:2], held[0])
 
 
 def test_a_head_with_a_stream_of_its_own_is_refused_where_a_state_goes_on() -> None:

@@ -17,7 +17,7 @@ from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Add, Apply, At, Scale, Set
 
 pytestmark = pytest.mark.full
-every = pytest.mark.parametrize("name", ARCHITECTURES)
+every = pytest.mark.parametrize("name", [*ARCHITECTURES, "rwkv"])
 # each compilation takes seconds: for these laws, the least alike stand for all
 few = pytest.mark.parametrize("name", ["differential", "lightning_hybrid", "translator_post"])
 FEATURES: list[MixerConfig] = [kind(**fields) for kind in (Linear, Performer) for fields in ({}, *kind.variants)]

@@ -19,6 +19,7 @@ from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
 from glassformer.attention.mechanisms.performer import Performer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
+from glassformer.attention.mechanisms.rwkv4 import Rwkv4
 from glassformer.attention.mechanisms.rwkv6 import Rwkv6
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mechanisms.sparse import Sparse
@@ -31,6 +32,6 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
     "GatedDelta", "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh",
-    "Performer", "Refined", "RefinedWasserstein", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
+    "Performer", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
     "SumNormalised", "Synthesizer", "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip

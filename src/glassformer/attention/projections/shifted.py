@@ -117,4 +117,4 @@ class ShiftedProjection(SeparateProjection):
         return self.dims.d_model
 
     def flops(self, n_queries: int, n_keys: int) -> dict[str, int]:
-        return super().flops(n_queries, n_keys) | {"token shift": self.shift.flops(n_queries)}
+        return super().flops(n_queries, n_keys) | {"mechanism": self.shift.flops(n_queries)}

@@ -125,6 +125,20 @@ def _class_of(transformers: Any, config: Any) -> Any:
     return next((auto for auto in picks if type(config) in auto._model_mapping), transformers.AutoModelForCausalLM)
 
 
+def cache_argument(theirs: Any) -> str:
+    """What a reference calls the cache or the state that it takes and returns."""
+    named = inspect.signature(theirs.forward).parameters
+    return next((name for name in ("cache_params", "state") if name in named), "past_key_values")
+
+
+def carries_state(theirs: Any) -> bool:
+    """Whether a reference carries a state of its own kind from step to step, in place of keys and values.
+
+    Those there are read padding as if it were text, whatever the mask says, and one row at a time in single steps.
+    """
+    return cache_argument(theirs) == "state"
+
+
 def set_sines(theirs: Any) -> None:
     """Make fixed sines anew in the precision of a reference's weights; it computes them once, and rounds to float32."""
     for module in theirs.modules():
@@ -197,7 +211,7 @@ def recorded(
         modules: Its modules by our site, see `counterparts`; those it does not have are left out.
     """
     # attention that is not eager gives no patterns
-    eager = theirs.config._attn_implementation == "eager"
+    eager = theirs.config._attn_implementation == "eager" and not carries_state(theirs)
     given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": eager}
     # an encoder has no cache to be told of
     given |= {"use_cache": False} if "use_cache" in inspect.signature(theirs.forward).parameters else {}
@@ -218,22 +232,19 @@ def recorded(
         value = value.unflatten(0, side.shape) if value.ndim == 2 else value
         # some fill a text up to a multiple of their window
         values[site] = value[:, : side.shape[1]]
-    if source is None:
+    if carries_state(theirs):
+        values |= _behind(out.hidden_states)
+    elif source is None:
         banded = getattr(theirs.config, "attention_window", None) is not None
         # what has no patterns gives none
         patterns = getattr(out, "attentions", None)
         patterns = tuple(map(_square, patterns or ())) if banded else patterns
-        values |= _stack("", out.hidden_states, patterns, behind=is_recurrence(theirs))
+        values |= _stack("", out.hidden_states, patterns, behind=cache_argument(theirs) == "cache_params")
     else:
         values |= _stack("encoder.", out.encoder_hidden_states, out.encoder_attentions)
         values |= _stack("decoder.", out.decoder_hidden_states, out.decoder_attentions, out.cross_attentions)
     logits = getattr(out, "logits", None)
     return values if logits is None else values | {"logits": logits}
-
-
-def is_recurrence(theirs: Any) -> bool:
-    """Whether a reference keeps a state in the place of keys: such ones call it otherwise, and record other streams."""
-    return "cache_params" in inspect.signature(theirs.forward).parameters
 
 
 def _stack(
@@ -246,6 +257,12 @@ def _stack(
     for part, patterns in (("attn", attentions), ("cross", crossed)):
         values |= {f"{prefix}blocks.{layer}.{part}.pattern": pattern for layer, pattern in enumerate(patterns or ())}
     return values | {f"{prefix}final.norm": last}
+
+
+def _behind(hidden: Any) -> dict[str, Tensor]:
+    """Return streams that a reference keeps as they leave its blocks, and not as they enter them."""
+    *leaving, last = hidden
+    return {f"blocks.{layer}.resid_post": stream for layer, stream in enumerate(leaving)} | {"final.norm": last}
 
 
 def _square(band: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.attention import Mixer
@@ -21,9 +22,10 @@ from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.comparison.reference import (
     DIVERGES,
     Difference,
+    cache_argument,
+    carries_state,
     compared_with,
     counterparts,
-    is_recurrence,
     library,
     real_positions,
     recorded,
@@ -246,8 +248,13 @@ def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: 
 def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
     """Run a decoder's reference on rows of unequal length, padded on the left; return what compares ours with it."""
     real = real_positions(tokens, lengths, left=True)
-    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False, **_counted(theirs, real)}
-    logits = _run(theirs, input_ids=tokens, **given).logits
+    if carries_state(theirs):
+        # it would read the padding: each row alone, and nothing before it
+        rows = [_run(theirs, input_ids=row[own][None], use_cache=False).logits[0] for row, own in zip(tokens, real)]
+        logits = torch.stack([F.pad(row, (0, 0, tokens.shape[1] - len(row), 0)) for row in rows])
+    else:
+        given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False, **_counted(theirs, real)}
+        logits = _run(theirs, input_ids=tokens, **given).logits
 
     def comparison(ours: Any) -> Iterator[Difference]:
         return _one("padded left", ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))[0], logits, real)
@@ -265,6 +272,8 @@ def _counted(theirs: Any, real: Tensor) -> dict[str, Tensor]:
 
 def generated(theirs: Any, tokens: Tensor, steps: int) -> Comparison:
     """Let a decoder's reference continue tokens greedily from its cache; return what compares ours with it."""
+    # a reference with a state of its own takes single steps of one row
+    tokens = tokens[:1] if carries_state(theirs) else tokens
     greedy = _greedy(theirs, tokens, steps, "input_ids", {})
 
     def comparison(ours: Any) -> Iterator[Difference]:
@@ -363,9 +372,9 @@ def _run(theirs: Any, **given: Any) -> Any:
 def _greedy(theirs: Any, tokens: Tensor, steps: int, name: str, given: dict[str, Any]) -> Greedy:
     """Return what a reference generates from a cache; `name` is the argument that takes tokens."""
     chosen, logits, cache, new = [], [], None, tokens
-    kept = "cache_params" if is_recurrence(theirs) else "past_key_values"
+    kept = cache_argument(theirs)
     for _ in range(steps):
-        out = _run(theirs, use_cache=True, **{name: new, kept: cache}, **given)
+        out = _run(theirs, use_cache=True, **{kept: cache, name: new}, **given)
         cache = out[kept]
         logits.append(out.logits[:, -1])
         new = logits[-1].argmax(-1)[:, None]

@@ -54,6 +54,7 @@ from glassformer.checkpoints.families.phi import PHI
 from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.reformer import REFORMER
+from glassformer.checkpoints.families.rwkv import RWKV
 from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
@@ -68,8 +69,8 @@ FAMILIES: list[Family] = [
     DIFFLLAMA, DISTILBERT, ERNIE45, EXAONE4, FALCON, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT2, GPTJ, GPT_BIGCODE,
     GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE, HELIUM, HOOKED_ENCODER, JAIS2, LLAMA, LLAMA_PARAMS, LONGFORMER, M2M100,
     MAMBA2, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS,
-    PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE, REFORMER, ROBERTA, SEED_OSS, SMOLLM3, STABLELM,
-    STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
+    PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE, REFORMER, ROBERTA, RWKV, SEED_OSS, SMOLLM3,
+    STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
 ]  # fmt: skip
 
 

@@ -27,7 +27,6 @@ MISSING: dict[str, str] = {
     "qwen2_moe": "a gate on the expert that every position passes",
     "qwen3_next": "gated delta rules, and gates on attention",
     "recurrent_gemma": "gated linear recurrences",
-    "rwkv": "time mixing in the place of attention",
     "switch_transformers": "experts with a capacity, beyond which tokens pass none",
     "xlstm": "matrix memories in the place of attention",
 }  # fmt: skip

@@ -12,6 +12,7 @@ from glassformer.checkpoints.families.fields import Fields
 FIELD = "trained_length"
 NAMES = (
     FIELD, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "block_size",
+    "context_length",
 )  # fmt: skip
 
 
