@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.cards import card_of
-from glassformer.analysis.frozen import with_gates
+from glassformer.analysis.frozen import with_gates, with_scales
 from glassformer.analysis.learning import History, trajectory
 from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
@@ -176,9 +176,14 @@ class _Fits:
 
     @property
     def weights(self) -> Any:
-        """What analyses of what heads move take: the model, or its weights with the gates of a text."""
+        """What analyses of what heads do take: the model, or its weights with gates and scales of latents of a text."""
         gated = any(site.quantity == "gate_in" for site in self.model.sites("*").values())
-        return with_gates(weights.of(self.model, fold=True), *self.subject.inputs) if gated else self.model
+        stacks = getattr(self.model, "stacks", ())
+        parts = [layer.attention for stack in stacks for layer in self.model.sub_layers(stack)]
+        if not gated and not any(part is not None and part.projection.norms_within for part in parts):
+            return self.model
+        inputs = self.subject.inputs
+        return with_scales(with_gates(weights.of(self.model, fold=True), *inputs), *inputs)
 
     @property
     def run(self) -> History:
@@ -203,8 +208,8 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
 
 # of weights that may be held as they were on a text
 _OF_WEIGHTS = (
-    "composition", "copying", "copying_rates", "induction_circuits", "skip_trigrams", "token_circuits", "token_pairs",
-    "erasers",
+    "composition", "copying", "copying_rates", "induction_circuits", "offset_profile", "positional_heads",
+    "skip_trigrams", "token_circuits", "token_pairs", "erasers",
 )  # fmt: skip
 
 _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {

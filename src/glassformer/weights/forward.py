@@ -122,7 +122,7 @@ def _part(w: HeadWeights, layer: SubLayer, entry: Tensor, context: Context, enco
         assert encoded is not None, "cross-attention reads an encoder's output"
         assert context.source is not None, "the context was made with the source"
         return _attend(a, x, encoded, context.source)
-    if not a.module.projection.norms_within:
+    if not a.module.projection.norms_within or a.scaled:
         return _attend(a, x, x, context)
     # norms between the matrices divide by scales of what the model reads, whatever was folded into the matrices
     read = entry[..., : layer.block.d_model]

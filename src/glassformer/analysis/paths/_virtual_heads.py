@@ -261,7 +261,7 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
     return torch.stack(found)
 
 
-@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates",))
+@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates", "latent scales"))
 @torch.no_grad()
 def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
@@ -324,14 +324,14 @@ def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopyi
 
 def _moved_by_value(layer: AttentionWeights) -> tuple[Factored, list[str]]:
     """Return OV circuits of a layer's heads, one for each value, and their labels."""
-    every = layer.by_value()
+    every = layer.moving("virtual_copying")
     left, right = (torch.cat([getattr(one.ov(), side) for one in every]) for side in ("left", "right"))
     return Factored(left, right), [label for one in every for label in one.labels]
 
 
 def _require_open(low: AttentionWeights, high: AttentionWeights, first: SubLayer, second: SubLayer) -> None:
     for layer, place in ((low, first), (high, second)):
-        layer.by_value()[0].require_ov("virtual_copying")
+        layer.moving("virtual_copying")
         if place.stream_norm:
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "
