@@ -21,12 +21,14 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.cards import card_of
 from glassformer.analysis.frozen import with_gates, with_scales
+from glassformer.analysis.heads.roles import patterned
 from glassformer.analysis.learning import History, trajectory
 from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
 from glassformer.analysis.vocabulary import crossed_trigrams
 from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer
 from glassformer.errors import RunFolderError
+from glassformer.models import Model
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import Subject
 from glassformer.trace import Scale
@@ -185,6 +187,12 @@ class _Fits:
         inputs = self.subject.inputs
         return with_scales(with_gates(weights.of(self.model, fold=True), *inputs), *inputs)
 
+    def patterned(self, place: int) -> str:
+        """The label of a head, with the first of its values where it has several."""
+        label, rows = self.heads[place], patterned(self.model) if isinstance(self.model, Model) else []
+        own = [row.label for row in rows if row.label.partition("/")[0] == label]
+        return own[0] if own else label
+
     @property
     def run(self) -> History:
         return _InMemory(Path("in memory"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
@@ -224,6 +232,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "crossed_trigrams": lambda fits: _crossed(fits),
     "crossed_cost": lambda fits: {"crossed": crossed_trigrams(**_crossed(fits)), "ids": fits.ids},
     "virtual_copying": lambda fits: {"model": fits.weights, "first": 0, "second": 1},
+    "composed_pattern": lambda fits: {"first": fits.patterned(0), "second": fits.patterned(-1)},
     "answered": lambda fits: {
         "model": fits.reading_words, "pairs": Pairs((Pair("a b", "a c", 1, 2), Pair("f b", "f c", 3, 2)))
     },

@@ -68,6 +68,12 @@ class Step:
         return [] if self.attention is None else head_labels(self.layer)
 
     @property
+    def pattern_labels(self) -> list[str]:
+        """Names of its patterns: those of its heads or, where they have several values, `L0H1/0` for each of them."""
+        n = 1 if self.attention is None else self.attention.mixer.traits.value_streams
+        return self.labels if n == 1 else [f"{label}/{i}" for label in self.labels for i in range(n)]
+
+    @property
     def label(self) -> str:
         return self.layer.label
 
@@ -76,16 +82,33 @@ class Step:
         """How many sub-layers have written to the stream it reads."""
         return self.layer.entry
 
-    def mix(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
+    def mix(self, x: Stream, *, bias: bool = False, live: bool = False, value: int | None = None) -> Mixed:
         """Return the mixed values of every head, ready for the output matrix, from an addend of what is read.
 
         Args:
             x: An addend of the stream; the whole stream with `bias`.
             bias: Add what the norm's and the values' biases give.
             live: Norms divide by the scale of what they are given. Gates stay as they were.
+            value: Which of several values of each head; None for all of them, which add up.
         """
         values, (factor, _) = self.values(x, bias=bias, live=live), self._held(x, bias, live)
-        return self._scaled(self._attention[1] @ (values if factor is None else values * factor), live)
+        values, pattern = values if factor is None else values * factor, self._attention[1]
+        if value is not None:
+            own = self._places(value)
+            values, pattern = values[..., own, :], pattern[..., own]
+        return self._scaled(pattern @ values, live)
+
+    def pattern_of(self, row: int) -> Float[Tensor, "batch query key"]:
+        """Return one pattern, in the order of `pattern_labels`."""
+        part, pattern = self._attention
+        head, value = divmod(row, part.mixer.traits.value_streams)
+        return pattern[:, head, :, self._places(value)]
+
+    def _places(self, value: int) -> slice:
+        """Return the places of one value of each head among those of all."""
+        part, pattern = self._attention
+        n = pattern.shape[-1] // part.mixer.traits.value_streams
+        return slice(value * n, (value + 1) * n)
 
     def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Placed:
         """Return what every head finds at each position, before any mixing and less `value_factor`; as for `mix`.

@@ -32,7 +32,8 @@ IDS = torch.tensor([[1, 2, 3, 1, 2, 7], [4, 9, 9, 5, 1, 0]])
 
 
 def decoder(form: str = "full", n_layers: int = 2) -> Decoder:
-    part = Attention(4, 2, d_head=9, d_value=5, **({"positions": Rope()} | FORMS[form]))
+    fields: dict[str, Any] = {"positions": Rope()} | FORMS[form]
+    part = Attention(4, 2, d_head=9, d_value=5, **fields)
     layer = BlockConfig((part, Mlp(8)), LayerNorm())
     return randomise(DecoderConfig(11, 16, (layer,) * n_layers, max_len=24).build().double().eval(), std=0.4)
 
@@ -103,8 +104,7 @@ def test_held_at_their_means_circuits_are_the_means_of_circuits() -> None:
 def test_of_weights_alone_ratios_ranks_and_shares_are_those_of_whatever_scale_is_held() -> None:
     model = decoder()
     held = query_key_scales(model, IDS[:1]).hold(model, query=4, key=2)
-    rooms = analysis.from_weights, analysis.vocabulary, analysis.subspaces, analysis.paths
-    from_weights, vocabulary, subspaces, paths = rooms
+    from_weights, vocabulary, subspaces = analysis.from_weights, analysis.vocabulary, analysis.subspaces
     alone, scaled = (from_weights.copying(one) for one in (model, held))
     for name in ("ratio", "positive"):
         close(getattr(alone, name).values, getattr(scaled, name).values)
@@ -115,9 +115,10 @@ def test_of_weights_alone_ratios_ranks_and_shares_are_those_of_whatever_scale_is
     made = [vocabulary.token_circuits(one, 5, k=4) for one in (weights.of(model, fold=True), held)]
     assert torch.equal(made[0].raised_tokens.values, made[1].raised_tokens.values)
     close(*(subspaces.erasers(one).head_ratio.values for one in (model, held)))
-    close(*(paths.virtual_copying(one, 0, 1).score.values for one in (weights.of(model, fold=True), held)))
+    close(*(analysis.paths.virtual_copying(one, 0, 1).score.values for one in (weights.of(model, fold=True), held)))
     scores = [from_weights.composition(one, draws=0).scores for one in (model, held)]
-    close(*(one.select(kind="V").values.nan_to_num() for one in scores))
+    by_value = [one.select(kind="V").values.nan_to_num() for one in scores]
+    close(by_value[0], by_value[1])
     # how much the part of a key that passes no norm counts is the scale's to say
     assert scores[0].select(kind="K").values.isnan().all() and scores[1].select(kind="K").values.isfinite().any()
 
@@ -125,10 +126,11 @@ def test_of_weights_alone_ratios_ranks_and_shares_are_those_of_whatever_scale_is
 def test_without_a_rotary_key_scores_too_are_up_to_one_number_for_query_and_key() -> None:
     model = decoder("without a rotary key")
     held = query_key_scales(model, IDS[:1]).hold(model)
-    close(*(analysis.from_weights.composition(one, draws=0).scores.values.nan_to_num() for one in (model, held)))
+    scores = [analysis.from_weights.composition(one, draws=0).scores.values.nan_to_num() for one in (model, held)]
+    close(scores[0], scores[1])
     found = [analysis.from_weights.induction_circuits(one, through="token") for one in (model, held)]
     for name in ("duplicate", "copy", "match"):
-        close(*(getattr(one, name).values.nan_to_num() for one in found))
+        close(getattr(found[0], name).values.nan_to_num(), getattr(found[1], name).values.nan_to_num())
 
 
 def test_what_is_said_says_what_it_holds() -> None:

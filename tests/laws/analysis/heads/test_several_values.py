@@ -166,6 +166,24 @@ def test_paths_through_covariances_sum_to_the_logit(published: Decoder) -> None:
     assert {"value slopes", "patterns"} <= set(card_of(analysis.paths.source_map).held(published))
 
 
+def test_pairs_of_values_add_up_to_paths_through_two_heads(published: Decoder) -> None:
+    run = gf.run(published, IDS, read="*")
+    found = analysis.paths.virtual_heads(run, centred=False)
+    assert len(found.pairs) == 16 and ("L0H1/0", "L1H0/1") in found.pairs
+    whole = dict[tuple[str, str], float]()
+    for pair, mean in zip(found.pairs, found.mean.values.tolist()):
+        heads = (pair[0][:-2], pair[1][:-2])
+        whole[heads] = whole.get(heads, 0.0) + mean * found.positions
+    expected = dict.fromkeys(whole, 0.0)
+    for row in range(2):
+        alone = gf.run(published, IDS[row], read="*")
+        for t in range(7):
+            for path in analysis.paths.expand_paths(alone, answer=int(IDS[row, t + 1]), position=t).paths:
+                if len(path.heads) == 2:
+                    expected[path.heads] += path.value
+    close(torch.tensor(list(whole.values())), torch.tensor(list(expected.values())), 1e-6)
+
+
 def test_of_a_mean_and_a_covariance_the_mean_has_a_circuit(published: Decoder) -> None:
     w = weights.of(published, fold=True)
     assert [one.labels for one in w[0].moving("these laws")] == [["L0H0/0", "L0H1/0"]]
