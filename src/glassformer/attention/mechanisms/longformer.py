@@ -97,6 +97,10 @@ class Longformer(MixerConfig, kind="longformer"):
     def crosses(self) -> bool:
         return False
 
+    @property
+    def takes_marks(self) -> bool:
+        return self.n_global is not None
+
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Which tokens are global is read from numbers: a closed form then, of all pairs handed to kernels."""
         if not self.n_global:

@@ -115,7 +115,8 @@ def test_of_weights_alone_ratios_ranks_and_shares_are_those_of_whatever_scale_is
     made = [vocabulary.token_circuits(one, 5, k=4) for one in (weights.of(model, fold=True), held)]
     assert torch.equal(made[0].raised_tokens.values, made[1].raised_tokens.values)
     close(*(subspaces.erasers(one).head_ratio.values for one in (model, held)))
-    close(*(analysis.paths.virtual_copying(one, 0, 1).score.values for one in (weights.of(model, fold=True), held)))
+    pairs = [analysis.paths.virtual_copying(one, 0, 1).score.values for one in (weights.of(model, fold=True), held)]
+    close(pairs[0], pairs[1])
     scores = [from_weights.composition(one, draws=0).scores for one in (model, held)]
     by_value = [one.select(kind="V").values.nan_to_num() for one in scores]
     close(by_value[0], by_value[1])
