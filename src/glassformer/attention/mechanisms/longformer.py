@@ -78,7 +78,6 @@ class Longformer(MixerConfig, kind="longformer"):
         {"window": 3, "n_global": 2, "dilation": 2},
         {"window": 2, "dilation": (1, 2)},
         {"window": 2, "n_global": None},
-        {"window": 2, "n_global": None, "dilation": (1, 2)},
     )
 
     def __post_init__(self) -> None:
