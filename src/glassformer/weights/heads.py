@@ -517,8 +517,8 @@ SCALED = Note(
 UP_TO_LATENT_SCALES = Note(
     sentence("Latents of this model, of which keys and values are made, are normed."),
     sentence(
-        "What heads move is given up to what that norm divides by, one positive number per token read; tables of tokens "
-        "take it to be the same for all."
+        "What heads move is given up to what that norm divides by, one positive number per token read; tables of "
+        "tokens take it to be the same for all."
     ),
     sentence("Give weights with the scales of a text, query_key_scales(run).hold(model), for circuits in its units."),
 )
