@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.trace import Site, parts_of
 
 Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
 Reads = Callable[..., Sequence[str]]
-Held = Literal["patterns", "norm scales", "query-key scales", "gates", "readout", "gradients"]
+Held = Literal[
+    "patterns", "norm scales", "query-key scales", "latent scales", "gates", "value slopes", "readout", "gradients"
+]
 # at which sites a model has what is held; scales of queries and keys have none, gradients are of any model
 _HELD_AT: dict[Held, Callable[[Site], bool]] = {
     "patterns": lambda site: site.quantity == "pattern",
@@ -38,9 +41,9 @@ class Card:
             itself, `training runs`.
         traits: What it assumes of the mechanisms, as `Traits` names it.
         holds: What it takes as it was in the pass, so that its answer is of that run alone: `patterns`, `norm scales`,
-            `query-key scales`, what norms of queries and keys divide by (of weights alone: set to one),
-            `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
-            it read.
+            `query-key scales`, what norms of queries and keys divide by (of weights alone: set to one), `latent
+            scales`, what norms of latents divide by (likewise), `gates` on mixed values, `value slopes`, where values
+            are bent, the activation of a `readout`, or `gradients`, which stand for the model near what it read.
         judge: What its numbers are compared with on every mechanism, in words: another way to them, written out in
             `glassformer.testing.judges`; empty if there is none.
         sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
@@ -104,12 +107,25 @@ class Card:
         read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
         has = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _HELD_AT.items()}
         has["query-key scales"] = _norms_queries_or_keys(model)
+        has["latent scales"] = any(layer.projection.norms_within for layer in _attentions(model))
+        has["value slopes"] = _bends_values(model)
         return tuple(kind for kind in self.holds if has.get(kind, True))
 
 
 def _norms_queries_or_keys(model: Any) -> bool:
+    return any(layer.projection.normalises for layer in _attentions(model))
+
+
+def _bends_values(model: Any) -> bool:
+    of_values = [
+        layer.projection.departs("values") for layer in _attentions(model) if not layer.projection.norms_within
+    ]
+    return any(departs is not None and departs.once_frozen for departs in of_values)
+
+
+def _attentions(model: Any) -> list[AttentionLayer]:
     layers = [layer.attention for stack in getattr(model, "stacks", ()) for layer in model.sub_layers(stack)]
-    return any(layer is not None and layer.projection.normalises for layer in layers)
+    return [layer for layer in layers if layer is not None]
 
 
 CARDS: dict[tuple[str, str], Card] = {}

@@ -88,14 +88,20 @@ def vector_sites(embed: Embedding) -> list[str]:
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
 
 
-def require_one_pattern(part: AttentionLayer, analysis: str) -> None:
-    """Raise `NoPattern` unless each head has one pattern, which multiplies its values, up to a scale."""
+def require_one_pattern(part: AttentionLayer, analysis: str, instead: str | None = None) -> None:
+    """Raise `NoPattern` unless each head has one pattern, which multiplies its values, up to a scale.
+
+    Args:
+        part: The layer.
+        analysis: Named in the error.
+        instead: What still works, a sentence.
+    """
     require_pattern(part, analysis)
     if not part.traits.one_pattern:
         raise NoPattern(
             f'{analysis}: heads of layer {part.dims.layer} ("{part.config.mixer.kind}") have '
             f"{part.mixer.traits.value_streams} values with a pattern each, so no one pattern says where they look.\n"
-            "    What they write on behalf of each token: analysis.attribution.source_effects(run)."
+            f"    {instead or 'What they write on behalf of each token: analysis.attribution.source_effects(run).'}"
         )
 
 

@@ -171,6 +171,11 @@ class MixerConfig(Config, family=True):
         return self.reach is None
 
     @property
+    def takes_marks(self) -> bool:
+        """Whether a pass may mark tokens that it treats otherwise: global ones."""
+        return False
+
+    @property
     def turns_features(self) -> bool:
         """Whether positions may turn, and double, what it makes of queries and keys: weights are products of that."""
         return False

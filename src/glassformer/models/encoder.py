@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassformer.arguments import Count, Natural, Rate
 from glassformer.config import UNSAID, require
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
 from glassformer.models.initialise import initialise
@@ -136,7 +136,8 @@ class Encoder(Model):
             start: Where each row's real tokens begin, if padding is on the left; positions count from there, unless
                 the config says that they count padding.
             documents: Document ids of packed rows; documents do not see each other.
-            marked: Which tokens are global, for mechanisms that have such; none by default, but for what these say.
+            marked: Which tokens are global, for mechanisms that have such, of which there has to be one; none by
+                default, but for what these say.
             tape: Reads and edits.
             seed: Source of a mechanism's random draws.
 
@@ -176,6 +177,15 @@ class Encoder(Model):
         context = self._context(resid, lengths, documents, start, 0, marked)
         return self._leave(self.stack(resid, context, tape=tape, start=layer, at=at)[0], tape)
 
+    def _require_marks(self) -> None:
+        mixers = [one.attention.config.mixer for one in self.sub_layers() if one.attention is not None]
+        if not any(mixer.takes_marks for mixer in mixers):
+            kinds = ", ".join(dict.fromkeys(mixer.described for mixer in mixers)) or "no attention"
+            raise ConfigError(
+                f"this pass marks tokens as global, and no layer of this encoder has global tokens ({kinds}).\n"
+                "    Leave `marked` out, or build layers that have them: Longformer()."
+            )
+
     def begin(self, batch: int) -> NoReturn:
         """Raise `AnalysisUnavailable`: there is no state to begin with."""
         raise AnalysisUnavailable(
@@ -185,6 +195,8 @@ class Encoder(Model):
         )
 
     def _context(self, like, lengths, documents, start, seed, marked):
+        if marked is not None:
+            self._require_marks()
         # what sees both ways cannot be scanned
         return make_context(
             like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, document_ids=documents,

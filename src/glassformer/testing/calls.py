@@ -20,13 +20,15 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.cards import card_of
-from glassformer.analysis.frozen import with_gates
+from glassformer.analysis.frozen import with_gates, with_scales
+from glassformer.analysis.heads.roles import patterned
 from glassformer.analysis.learning import History, trajectory
 from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
 from glassformer.analysis.vocabulary import crossed_trigrams
 from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer
 from glassformer.errors import RunFolderError
+from glassformer.models import Model
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import Subject
 from glassformer.trace import Scale
@@ -176,9 +178,20 @@ class _Fits:
 
     @property
     def weights(self) -> Any:
-        """What analyses of what heads move take: the model, or its weights with the gates of a text."""
+        """What analyses of what heads do take: the model, or its weights with gates and scales of latents of a text."""
         gated = any(site.quantity == "gate_in" for site in self.model.sites("*").values())
-        return with_gates(weights.of(self.model, fold=True), *self.subject.inputs) if gated else self.model
+        stacks = getattr(self.model, "stacks", ())
+        parts = [layer.attention for stack in stacks for layer in self.model.sub_layers(stack)]
+        if not gated and not any(part is not None and part.projection.norms_within for part in parts):
+            return self.model
+        inputs = self.subject.inputs
+        return with_scales(with_gates(weights.of(self.model, fold=True), *inputs), *inputs)
+
+    def patterned(self, place: int) -> str:
+        """The label of a head, with the first of its values where it has several."""
+        label, rows = self.heads[place], patterned(self.model) if isinstance(self.model, Model) else []
+        own = [row.label for row in rows if row.label.partition("/")[0] == label]
+        return own[0] if own else label
 
     @property
     def run(self) -> History:
@@ -203,8 +216,8 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
 
 # of weights that may be held as they were on a text
 _OF_WEIGHTS = (
-    "composition", "copying", "copying_rates", "induction_circuits", "skip_trigrams", "token_circuits", "token_pairs",
-    "erasers",
+    "composition", "copying", "copying_rates", "induction_circuits", "offset_profile", "positional_heads",
+    "skip_trigrams", "token_circuits", "token_pairs", "erasers",
 )  # fmt: skip
 
 _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
@@ -219,6 +232,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "crossed_trigrams": lambda fits: _crossed(fits),
     "crossed_cost": lambda fits: {"crossed": crossed_trigrams(**_crossed(fits)), "ids": fits.ids},
     "virtual_copying": lambda fits: {"model": fits.weights, "first": 0, "second": 1},
+    "composed_pattern": lambda fits: {"first": fits.patterned(0), "second": fits.patterned(-1)},
     "answered": lambda fits: {
         "model": fits.reading_words, "pairs": Pairs((Pair("a b", "a c", 1, 2), Pair("f b", "f c", 3, 2)))
     },

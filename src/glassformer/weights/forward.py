@@ -133,7 +133,7 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context, re
     module = a.module
     given = [_given(a, reader, source if reader in ("key", "value") else x, context, read) for reader in READERS]
     q, k, v = (_project(rows, matrix, bias) for rows, matrix, bias in zip(given, (a.Q, a.K, a.V), (a.bQ, a.bK, a.bV)))
-    if read is not None and module.projection.norms_within:
+    if read is not None and module.projection.norms_within and not a.scaled:
         scales = (module.projection.scales(which, read) for which in ("query", "key", "value"))
         q, k, v = (_scaled(heads, scale) for heads, scale in zip((q, k, v), scales))
     if (n := module.mixer.traits.value_streams) > 1:

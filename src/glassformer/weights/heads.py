@@ -79,6 +79,8 @@ class AttentionWeights:
         bare: Whether the norms of queries and keys are left out of account.
         held: Whether norm and gate on mixed values stand as they did at a place of a run: see `holding`.
         value: Which of several values of its heads it is of; None for all: see `by_value`.
+        scaled: Whether norms that lie between its matrices, those of latents, divide as they did at a place of a run:
+            see `scaled_by`.
     """
 
     Q: Float[Tensor, "head *stream d_model d_head"]
@@ -104,6 +106,7 @@ class AttentionWeights:
     bare: bool = False
     held: bool = False
     value: int | None = None
+    scaled: bool = False
 
     @property
     def layer(self) -> int:
@@ -181,6 +184,23 @@ class AttentionWeights:
             )  # fmt: skip
         return found
 
+    def moving(self, analysis: str) -> list["AttentionWeights"]:
+        """The layer once for each value of its heads that has an OV circuit: `by_value` without those that have none.
+
+        Raises:
+            AnalysisUnavailable: None has.
+        """
+        found, reason = list["AttentionWeights"](), None
+        for one in self.by_value():
+            try:
+                one.require_ov(analysis)
+                found.append(one)
+            except AnalysisUnavailable as error:
+                reason = error
+        if reason is not None and not found:
+            raise reason
+        return found
+
     def holding(self, multiplier: Float[Tensor, "head d_value"]) -> "AttentionWeights":
         """Return the layer with what multiplies its mixed values held: a norm's gain over its scale, times a gate.
 
@@ -192,11 +212,42 @@ class AttentionWeights:
         """
         return dataclasses.replace(self, gain=multiplier.to(self.O), gate=None, held=True)
 
+    def scaled_by(self, scales: HeadScales) -> "AttentionWeights":
+        """Return the layer with the scales of norms between its matrices held: those of latents.
+
+        Q, K and V are then in units of the run: K and V over what the norm of a key's latent divides by, which is that
+        of the value too; the part of a key that passes no norm as it is. Layers without such norms are as they are.
+
+        Args:
+            scales: Of a query and of a key, `query_key_scales(run).at(layer, query, key)`.
+        """
+        projection = self.module.projection
+        if not projection.norms_within or self.scaled:
+            return self
+        query, key = scales.query.to(self.Q), scales.key[:: len(self.Q) // len(self.K)].to(self.K)
+        # one number for all streams of a head
+        value = key if key.ndim == 1 else key[:, 0]
+
+        def over(rows: Tensor | None, scale: Tensor, part: slice, axes: int) -> Tensor | None:
+            if rows is None:
+                return None
+            divisor = torch.ones_like(rows)
+            divisor[..., part] = scale[(..., *[None] * axes)]
+            return rows / divisor
+
+        made = {}
+        for name, scale, which in (("Q", query, "query"), ("K", key, "key"), ("V", value, "value")):
+            part = projection.normed_part(which)
+            made[name] = over(getattr(self, name), scale, part, 2)
+            made[f"b{name}"] = over(getattr(self, f"b{name}"), scale, part, 1)
+        return dataclasses.replace(self, **made, Q_position=made["Q"], K_position=made["K"], scaled=True)
+
     def ov(self) -> Factored:
         """OV circuit of each head, what it moves: out = pattern @ x @ OV. Batch axes: `head`.
 
-        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included;
-        with what multiplies mixed values held (`holding`), in units of the run.
+        Where latents, mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain
+        included; with what multiplies mixed values held (`holding`), or latents' scales (`scaled_by`), in units of the
+        run.
 
         Raises:
             AnalysisUnavailable: The mechanism's output is not linear in its values, or a gate multiplies it.
@@ -238,6 +289,8 @@ class AttentionWeights:
                 positions and no offset; or norms with biases, which no scale divides, in augmented matrices without
                 scales.
         """
+        if scales is not None and self.module.projection.norms_within:
+            return self.scaled_by(scales).qk(offset)
         return Factored(
             self.rotated(self._per_query_head("query", scales), offset), self._per_query_head("key", scales).mT
         )
@@ -399,7 +452,14 @@ class AttentionWeights:
             tell([CAPPED])
 
     def _require_matrices(self, analysis: str, of: Of) -> None:
-        if (departs := self.module.projection.departs(of)) is not None:
+        departs = self.module.projection.departs(of, self.value)
+        if departs is None:
+            return
+        if self.scaled and departs.once_frozen:
+            tell([SCALED])
+        elif departs.up_to_scale:
+            tell([UP_TO_LATENT_SCALES])
+        else:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} {departs.how}, so {departs.so}.\n    {departs.instead}"
             )
@@ -449,6 +509,18 @@ CAPPED = Note(
 HELD = Note(
     sentence("Gates on mixed values differ by position."),
     sentence("What is said of what heads move holds with gates, and scales of norms, as they were on the text given."),
+)
+SCALED = Note(
+    sentence("Latents of this model, of which keys and values are made, are normed."),
+    sentence("What is said of heads holds with the scales of those norms as they were on the text given."),
+)
+UP_TO_LATENT_SCALES = Note(
+    sentence("Latents of this model, of which keys and values are made, are normed."),
+    sentence(
+        "What heads move is given up to what that norm divides by, one positive number per token read; tables of "
+        "tokens take it to be the same for all."
+    ),
+    sentence("Give weights with the scales of a text, query_key_scales(run).hold(model), for circuits in its units."),
 )
 UP_TO_SCALES = Note(
     sentence("Queries and keys of this model are normed."),

@@ -195,11 +195,18 @@ def test_marks_are_refused_where_no_token_is_ever_global() -> None:
     assert not Longformer(2).traits.one_pattern
     model, tokens = config.build().eval(), torch.arange(20)[None] % 11
     for route in (None, Tape(model, ["blocks.1.attn.pattern"])):
-        with pytest.raises(ConfigError, match=r"layer 0 has no global tokens .*n_global=None.*marks some"):
+        with pytest.raises(ConfigError, match=r"no layer of this .* global tokens \(longformer\(.*n_global=None"):
             model(tokens, marked=tokens == 3, tape=route)
-    # so are those of no token: a pass that speaks of marks takes the layer for another one
-    with pytest.raises(ConfigError, match="no global tokens"):
-        model(tokens, marked=tokens < 0)
+        # in a stack where others have some, and of no token too: who speaks of marks takes the layer for another one
+        mixed = EncoderConfig(
+            11, 12, tuple(block(Longformer(2, n_global=n), n_heads=2) for n in (0, None)), max_len=32
+        ).build()
+        for marked in (tokens == 3, tokens < 0):
+            with pytest.raises(ConfigError, match=r"layer 1 has no global tokens .*n_global=None.*marks some"):
+                mixed(tokens, marked=marked, tape=None if route is None else Tape(mixed, ["blocks.1.attn.pattern"]))
+    plain = EncoderConfig(11, 12, (block(Softmax(), n_heads=2),), max_len=32).build()
+    with pytest.raises(ConfigError, match=r"no layer of this encoder has global tokens \(softmax\)"):
+        plain(tokens, marked=tokens == 3)
 
 
 def test_the_state_of_a_text_without_global_tokens_is_a_window_of_local_keys() -> None:

@@ -241,8 +241,10 @@ def test_judges_come_to_the_same_numbers(analysis: str, mixer: MixerConfig) -> N
 def test_analyses_that_need_one_pattern_per_head_refuse() -> None:
     model = model_of(LikeAndUnlike())
     run = gf.run(model, IDS, read="*")
-    with pytest.raises(NoPattern, match="2 values with a pattern each, so no one pattern says where they look"):
+    with pytest.raises(NoPattern, match=r'2 values with a pattern each, so no one .*\n.*: "L0H0/0"'):
         analysis.paths.composed_pattern(run, first="L0H0", second="L1H0")
+    both = [run[f"blocks.{i}.attn.pattern"].values[0, :, 0] for i in (0, 1)]
+    close(analysis.paths.composed_pattern(run, first="L0H0/1", second="L1H0/0").values, both[1][0] @ both[0][1])
     with pytest.raises(AnalysisUnavailable, match=r"no single matrix .*\n.*by_value\(\)"):
         weights.of(model)["L0H1"].ov()
 

@@ -32,6 +32,7 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     Layers,
     carried,
     comes_before,
+    defined_values,
     matrices,
     norms_passed,
     sides,
@@ -127,7 +128,7 @@ class Composition(Result):
 @question(
     "Which heads read what earlier heads write?",
     of="weights",
-    holds=("gates",),
+    holds=("gates", "latent scales"),
     judge="norms of whole products of the matrices",
 )
 def composition(
@@ -145,8 +146,9 @@ def composition(
     """Score Q-, K- and V-composition of every pair of heads, from weights alone.
 
     In post-norm models a write is carried through the gains of the norms that stand on the stream before it is read. A
-    head with two maps, or several values, has what each of them reads or writes: squared norms add up. Cross-attention
-    has Q-composition with earlier decoder heads, K- and V-composition with the encoder's.
+    head with two maps, or several values, has what each of them reads or writes, values that are no matrix times what
+    is read left aside: squared norms add up. Cross-attention has Q-composition with earlier decoder heads, K- and
+    V-composition with the encoder's.
 
     Args:
         model: A model, whose weights are folded first; or weights (`weights.of`), taken as they are, in memory or read
@@ -330,7 +332,8 @@ class _Nulls:
     def see(self, layer: AttentionWeights, half: Tensor | None) -> tuple[Any, ...]:
         """Draw matrices of a layer's shapes, unless there are some; return what the shapes go by."""
         shapes = (tuple(u.shape) for u in (layer.Q, layer.K, layer.V, layer.O))
-        shape = (*shapes, layer.module.positions.key, layer.module.mixer.traits, half is None or id(half))
+        traits = layer.module.mixer.traits
+        shape = (*shapes, layer.module.positions.key, traits, *defined_values(layer), half is None or id(half))
         if self.draws and shape not in self.sides:
             times = math.ceil(self.draws**0.5 / len(layer.Q))
             # what is written and what is read are drawn apart, so that a layer can be paired with its own shape

@@ -99,7 +99,7 @@ class CopyingRates(Result):
 @question(
     "Which heads copy tokens, by the eigenvalues of their circuits?",
     of="weights",
-    holds=("gates",),
+    holds=("gates", "latent scales"),
     judge="eigenvalues of the whole circuit, vocabulary by vocabulary",
 )
 def copying(
@@ -153,7 +153,7 @@ def copying(
     )
 
 
-@question("Which heads raise the token they look at above others?", of="weights", holds=("gates",))
+@question("Which heads raise the token they look at above others?", of="weights", holds=("gates", "latent scales"))
 def copying_rates(
     model: WeightsLike,
     heads: Several[str] | None = None,

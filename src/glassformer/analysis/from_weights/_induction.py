@@ -37,7 +37,7 @@ from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights.selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights.token_reads import Through, TokenReads, TokenSums, by_position
-from glassformer.analysis.frozen import QueryKeyScales, query_key_scales, with_gates
+from glassformer.analysis.frozen import QueryKeyScales, query_key_scales, with_gates, with_scales
 from glassformer.analysis.heads.roles import head_scores, repeated_inputs
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Natural
@@ -176,7 +176,9 @@ class MatchingTrace(Result):
     left_out: LeftOut
 
 
-@question("Which pairs of heads could do induction?", of="weights", holds=("query-key scales", "gates"))
+@question(
+    "Which pairs of heads could do induction?", of="weights", holds=("query-key scales", "gates", "latent scales")
+)
 def induction_circuits(
     model: WeightsLike,
     *,
@@ -259,7 +261,11 @@ def induction_circuits(
     )
 
 
-@question("Which heads match prefixes, foretold from weights?", of="weights", holds=("query-key scales", "gates"))
+@question(
+    "Which heads match prefixes, foretold from weights?",
+    of="weights",
+    holds=("query-key scales", "gates", "latent scales"),
+)
 def matching_trace(
     model: WeightsLike,
     *,
@@ -286,7 +292,8 @@ def matching_trace(
     Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
     """
     w, offsets = weights.matrices(model), tuple(offsets)
-    w = with_gates(w, *repeated_inputs(w.model, seed=seed))
+    drawn = repeated_inputs(w.model, seed=seed)
+    w = with_scales(with_gates(w, *drawn), *drawn)
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     measured = head_scores(w.model, seed=seed).scores
@@ -296,7 +303,7 @@ def matching_trace(
     trace, ratio = (prefix.new_full((len(labels),), torch.nan) for _ in range(2))
     weight, totals = previous.nan_to_num(), Totals()
     normed = any(layer.normalises for layer in layers)
-    scales = query_key_scales(w.model, *repeated_inputs(w.model, seed=seed)) if normed else None
+    scales = query_key_scales(w.model, *drawn) if normed else None
     for rows, columns, small in _pairs(w, layers, sums.moved, _Looks(offsets, scales)):
         _add(totals, columns, weight[rows], small)
     if not totals:

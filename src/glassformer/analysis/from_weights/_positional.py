@@ -93,7 +93,7 @@ class Offsets(Result):
     first_query: int
 
 
-@question("Which heads look by position?", of="weights")
+@question("Which heads look by position?", of="weights", holds=("latent scales",))
 def positional_heads(
     model: WeightsLike,
     heads: Several[str] | None = None,
@@ -178,7 +178,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
 
-@question("How do a head's scores change with distance?", of="weights")
+@question("How do a head's scores change with distance?", of="weights", holds=("latent scales",))
 def offset_profile(model: WeightsLike, heads: Several[str] | None = None, *, offsets: Count = 64) -> Labelled:
     """Offset profile: the score of an average query for an average key, by how far back, less its mean.
 

@@ -85,6 +85,7 @@ def sides(
     if form == "product" and layer.Q.ndim == 3:
         touching["Q"] = layer.asked(touching["Q"])
     weighted = touching if half is None else {name: half.to(wide) @ touching[name] for name in KINDS}
+    moves = _moves(layer).to(wide)
     made: dict[str, Callable[[], Side]]
     if form == "read":
         made = {name: partial(_alone, touching[name], len(layer.Q), rooted) for name in KINDS}
@@ -93,21 +94,42 @@ def sides(
         made = {
             "Q": partial(_per_stream, layer, touching["Q"], weighted["K"], turned(-1), rooted),
             "K": partial(_per_stream, layer, touching["K"], weighted["Q"], turned(+1), rooted),
-            "V": lambda: side(touching["V"], _outputs(layer, _with_gain(layer, touching["write"])), rooted=rooted),
+            "V": lambda: side(
+                touching["V"] * moves, _outputs(layer, _with_gain(layer, touching["write"])), rooted=rooted
+            ),
         }
-    made["write"] = lambda: side(touching["write"], _with_gain(layer, _inputs(layer, weighted["V"])), rooted=rooted)
+    made["write"] = lambda: side(
+        touching["write"], _with_gain(layer, _inputs(layer, weighted["V"] * moves)), rooted=rooted
+    )
     found: dict[str, Side] = {}
     missing: dict[str, str] = {}
     for name in wanted:
         try:
             if name == "write" or (name == "V" and form == "product"):
-                layer.by_value()[0].require_ov("composition")
+                layer.moving("composition")
             elif form == "product":
                 layer.require_bilinear("composition")
             found[name] = made[name]()
         except AnalysisUnavailable as error:
             missing[name] = str(error)
     return found, missing
+
+
+def _moves(layer: AttentionWeights) -> Float[Tensor, " d_values"]:
+    """Return ones at the values of a head that have an OV circuit, zeros at those that have none."""
+    found = layer.V.new_zeros(layer.V.shape[-1])
+    width = layer.module.dims.d_value
+    for value in defined_values(layer):
+        found[slice(None) if value is None else slice(value * width, (value + 1) * width)] = 1
+    return found
+
+
+def defined_values(layer: AttentionWeights) -> list[int | None]:
+    """Return which values of a layer's heads have an OV circuit; [None] for that of heads that have one value."""
+    try:
+        return [one.value for one in layer.moving("composition")]
+    except AnalysisUnavailable:
+        return []
 
 
 def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]:

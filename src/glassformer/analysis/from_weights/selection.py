@@ -27,30 +27,40 @@ def layers_for(
         w: The weights.
         heads: Labels, or None.
         check: Raises for a layer for which the analysis is not defined.
-        by_value: Give a layer whose heads have several values once for each: see `AttentionWeights.by_value`.
+        by_value: Give a layer whose heads have several values once for each for which the analysis is defined: see
+            `AttentionWeights.by_value`.
 
     Raises:
         AnalysisUnavailable: A named head, or every head, lacks what `check` asks for.
     """
-    left_out: LeftOut = {}
-    if heads is not None:
-        found = [one for label in heads for one in (w[label].by_value() if by_value else [w[label]])]
-        for layer in found:
-            check(layer)
-        return found, left_out
-    found = []
+    left_out, found = LeftOut(), list[AttentionWeights]()
+    asked = w.attention if heads is None else [w[label] for label in heads]
     reason: AnalysisUnavailable | None = None
-    for layer in w.attention:
-        try:
-            every = layer.by_value() if by_value else [layer]
-            check(every[0])
-            found += every
-        except AnalysisUnavailable as error:
-            reason = error
-            left_out |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])
+    for layer in asked:
+        defined, without, error = _defined(layer.by_value() if by_value else [layer], check)
+        if error is not None and not defined and heads is not None:
+            raise error
+        reason = error if error is not None else reason
+        found += defined
+        left_out |= without if defined else dict.fromkeys(layer.labels, next(iter(without.values())))
     if not found:
         raise reason or AnalysisUnavailable("this model has no attention heads.")
     return found, left_out
+
+
+def _defined(
+    layers: Iterable[AttentionWeights], check: Callable[[AttentionWeights], object]
+) -> tuple[list[AttentionWeights], LeftOut, AnalysisUnavailable | None]:
+    """Return those for which an analysis is defined, why not for the labels of others, and the last such error."""
+    found, left_out, reason = list[AttentionWeights](), LeftOut(), None
+    for layer in layers:
+        try:
+            check(layer)
+            found.append(layer)
+        except AnalysisUnavailable as error:
+            reason = error
+            left_out |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])
+    return found, left_out, reason
 
 
 def labels_of(layers: Iterable[AttentionWeights]) -> list[str]:

@@ -98,8 +98,11 @@ class TokenReads:
     def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
         """Return what heads write of the token they stand on, as far as they attend to it."""
         current = self.current[layer.path].to(rows)
-        # how much of a token a head writes is not known while the scale of a norm on mixed values is not
-        if self.through == "token" or (layer.gain is not None and not layer.held) or not current.any():
+        # how much of a token a head writes is not known while the scale of a norm on mixed values or latents is not
+        unknown = (layer.gain is not None and not layer.held) or (
+            layer.module.projection.norms_within and not layer.scaled
+        )
+        if self.through == "token" or unknown or not current.any():
             return None
         value = layer.V[layer.group] if layer.gain is None else layer.V[layer.group] * layer.gain[:, None]
         return rows @ torch.einsum("hde,hef->df", value * current[:, None, None], layer.O)

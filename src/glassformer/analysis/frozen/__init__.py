@@ -10,6 +10,7 @@ from glassformer.analysis.frozen._output_gates import (
 from glassformer.analysis.frozen._query_key_scales import (
     QueryKeyScales as QueryKeyScales,
     query_key_scales as query_key_scales,
+    with_scales as with_scales,
 )
 from glassformer.analysis.frozen._run import (
     Linearity as Linearity,

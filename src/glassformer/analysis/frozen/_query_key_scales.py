@@ -5,13 +5,19 @@
 Q' and K' have the norms' gains and the subtraction of means folded in (`AttentionWeights.looking`); s_i and s_j are one
 positive number for each query and each key of a head, or of all heads together. Whatever weights say of a query and a
 key by themselves is true up to these numbers, and exactly with them.
+
+Where keys and values are made of normed latents, s_j is what divides the latent of a key, and so its value:
+
+    key_j = [y_j K'_C / s_j | y_j K_R],     value_j = y_j V' / s_j
+
+The part of a key that passes no norm is as it is, so QK is no one matrix up to s_j, but one with s_j held (`hold`).
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +32,7 @@ from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, SubLayer, require_model
 from glassformer.models.stack import make_context
 from glassformer.numerics.precision import wide
-from glassformer.weights import AttentionWeights, HeadScales, HeadWeights
+from glassformer.weights import AttentionWeights, HeadScales, HeadWeights, WeightsLike
 from glassformer.weights.heads import Side
 
 
@@ -36,7 +42,8 @@ class QueryKeyScales(Result):
 
     Args:
         query: Of each query, `head pos`; 1 where there is no norm. Two maps of one head are numbered, `L0H1/0`.
-        key: Of the key that each query head uses, `head key`; NaN behind the shorter of two texts.
+        key: Of the key that each query head uses, `head key`; NaN behind the shorter of two texts. Where latents are
+            normed it is that of the latent, and so of the value.
         left_out: Heads whose scores are not bilinear even with scales held, and why.
     """
 
@@ -62,6 +69,37 @@ class QueryKeyScales(Result):
             self._of(layer, self.key, lambda rows: rows[:, key]),
         )
 
+    def hold(self, model: WeightsLike, query: int | None = None, key: int | None = None) -> HeadWeights:
+        """Weights with scales of latents held, for analyses of weights in place of a model; other layers as they are.
+
+        Args:
+            model: A model, whose weights are folded first; or weights.
+            query: Position of the query whose scale is held; by default the harmonic mean of all, at which QK is the
+                mean of QK over queries.
+            key: Position of the key, and of the value, likewise: OV is linear in one over the scale.
+
+        Raises:
+            AnalysisUnavailable: The numbers are of another model.
+
+        Example:
+            >>> scales = query_key_scales(model, "the cat sat on the")
+            >>> composition(scales.hold(model))
+        """
+
+        def picked(position: int | None) -> Callable[[Tensor], Tensor]:
+            if position is None:
+                return lambda rows: 1 / rows.reciprocal().nanmean(1)
+            return lambda rows: rows[:, position]
+
+        def held(layer: AttentionWeights) -> AttentionWeights:
+            if not layer.module.projection.norms_within:
+                return layer
+            of_query, of_key = self._of(layer, self.query, picked(query)), self._of(layer, self.key, picked(key))
+            return layer.scaled_by(HeadScales(of_query, of_key))
+
+        w = weights.matrices(model)
+        return dataclasses.replace(w, attention=tuple(map(held, w.attention)))
+
     def mean(self, layer: AttentionWeights) -> HeadScales:
         """Mean scales, for all queries and keys of a head: geometric means over what was read."""
 
@@ -85,6 +123,18 @@ def scale_sites(model: ModelLike) -> list[str]:
     """Return the sites that `query_key_scales` reads: what queries and keys are made of."""
     model = require_model(model, "query_key_scales")
     return list(dict.fromkeys(site for layer in _layers(model) for site in _reads(model, layer)))
+
+
+def with_scales(w: HeadWeights, *inputs: Any) -> HeadWeights:
+    """Return weights with scales of latents held at their means over a text; weights without any as they are.
+
+    Args:
+        w: Weights.
+        inputs: What the model reads: ids, for an encoder-decoder of both.
+    """
+    if not any(layer.module.projection.norms_within and not layer.scaled for layer in w):
+        return w
+    return query_key_scales(w.model, *inputs).hold(w)
 
 
 @question("What do norms of queries and keys divide by on this text?", reads=scale_sites)
@@ -122,7 +172,8 @@ def _bilinear(w: HeadWeights) -> tuple[list[AttentionWeights], dict[str, str]]:
     found, left_out, reason = list[AttentionWeights](), dict[str, str](), None
     for layer in w:
         try:
-            layer.require_bilinear("query_key_scales")
+            # nothing is in the way of scales that latents have: they are what is asked for
+            dataclasses.replace(layer, scaled=True).require_bilinear("query_key_scales")
             found.append(layer)
         except AnalysisUnavailable as error:
             reason = error
@@ -154,6 +205,8 @@ def _scales(run: Run, model: Model, place: SubLayer, layer: AttentionWeights) ->
 
     def divided(side: Side, rows: Tensor) -> Tensor:
         matrix, bias = (layer.Q, layer.bQ) if side == "query" else (layer.K, layer.bK)
+        if (within := layer.module.projection.scales(side, rows[0])) is not None:
+            return within[:, 0].expand(*layer.Q.shape[:-2], -1)
         made = rows[0] @ matrix
         return layer.expanded(side, layer.divisor(side, made if bias is None else made + bias[..., None, :]))
 

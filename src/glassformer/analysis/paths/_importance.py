@@ -85,7 +85,9 @@ class World:
     heads: frozenset[str] | None = None
 
 
-@question("What are chains of each length worth?", of="texts", holds=("patterns", "norm scales", "gates"))
+@question(
+    "What are chains of each length worth?", of="texts", holds=("patterns", "norm scales", "gates", "value slopes")
+)
 @torch.no_grad()
 def importance(
     model: ModelLike,

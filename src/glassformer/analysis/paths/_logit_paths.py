@@ -93,7 +93,7 @@ class PathExpansion(Result):
     "Which chains of heads add to this logit?",
     reads=step_sites,
     traits=("linear_in_value",),
-    holds=("patterns", "norm scales", "gates"),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 def expand_paths(
     run: Any,
@@ -150,7 +150,7 @@ def expand_paths(
     "Which chains of heads add to this logit, one after the other?",
     reads=step_sites,
     traits=("linear_in_value",),
-    holds=("patterns", "norm scales", "gates"),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 def paths(
     run: Any,
@@ -176,7 +176,7 @@ def paths(
     "Which positions does a chain of heads start from?",
     reads=step_sites,
     traits=("linear_in_value",),
-    holds=("patterns", "norm scales", "gates"),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 @torch.no_grad()
 def path_sources(
@@ -221,7 +221,7 @@ def path_sources(
     "Which positions does each head's share of this logit come from?",
     reads=step_sites,
     traits=("linear_in_value",),
-    holds=("patterns", "norm scales", "gates"),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 @torch.no_grad()
 def source_map(

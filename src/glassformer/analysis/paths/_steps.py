@@ -38,8 +38,10 @@ class Step:
         factor: What mixed values are multiplied by (gain and gate), `batch head pos d_z`; None for one.
         scale: What they are divided by first, `batch head pos`; None for one.
         recorded: What any other sub-layer wrote, `batch pos d_model`.
-        value_scale: What a norm between the matrices of values divides by, `batch pos 1`; None where there is none.
         opened: What a gate multiplies mixed values by before their norm, `batch head pos d_z`; None where none does.
+        value_factor: What values are multiplied by behind their matrix, `batch head place d_z`: one over what a norm
+            between their matrices divides by, or the slope of a covariance; None for one.
+        value_shift: What is added to them before that; None for nothing.
     """
 
     layer: SubLayer
@@ -49,8 +51,9 @@ class Step:
     factor: Tensor | None = None
     scale: Tensor | None = None
     recorded: Tensor | None = None
-    value_scale: Tensor | None = None
     opened: Tensor | None = None
+    value_factor: Tensor | None = None
+    value_shift: Tensor | None = None
 
     @property
     def attention(self) -> AttentionLayer | None:
@@ -67,6 +70,12 @@ class Step:
         return [] if self.attention is None else head_labels(self.layer)
 
     @property
+    def pattern_labels(self) -> list[str]:
+        """Names of its patterns: those of its heads or, where they have several values, `L0H1/0` for each of them."""
+        n = 1 if self.attention is None else self.attention.mixer.traits.value_streams
+        return self.labels if n == 1 else [f"{label}/{i}" for label in self.labels for i in range(n)]
+
+    @property
     def label(self) -> str:
         return self.layer.label
 
@@ -75,32 +84,46 @@ class Step:
         """How many sub-layers have written to the stream it reads."""
         return self.layer.entry
 
-    def mix(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
+    def mix(self, x: Stream, *, bias: bool = False, live: bool = False, value: int | None = None) -> Mixed:
         """Return the mixed values of every head, ready for the output matrix, from an addend of what is read.
 
         Args:
             x: An addend of the stream; the whole stream with `bias`.
             bias: Add what the norm's and the values' biases give.
             live: Norms divide by the scale of what they are given. Gates stay as they were.
+            value: Which of several values of each head; None for all of them, which add up.
         """
-        values, scale = self.values(x, bias=bias, live=live), self.value_scale
-        if scale is not None:
-            if live:
-                scale = self._scale_of(self.before(x, bias=bias, live=True))
-            values = values / scale.unsqueeze(-3)
-        return self._scaled(self._attention[1] @ values, live)
+        values, (factor, _) = self.values(x, bias=bias, live=live), self._held(x, bias, live)
+        values, pattern = values if factor is None else values * factor, self._attention[1]
+        if value is not None:
+            own = self._places(value)
+            values, pattern = values[..., own, :], pattern[..., own]
+        return self._scaled(pattern @ values, live)
+
+    def pattern_of(self, row: int) -> Float[Tensor, "batch query key"]:
+        """Return one pattern, in the order of `pattern_labels`."""
+        part, pattern = self._attention
+        head, value = divmod(row, part.mixer.traits.value_streams)
+        return pattern[:, head, :, self._places(value)]
+
+    def _places(self, value: int) -> slice:
+        """Return the places of one value of each head among those of all."""
+        part, pattern = self._attention
+        n = pattern.shape[-1] // part.mixer.traits.value_streams
+        return slice(value * n, (value + 1) * n)
 
     def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Placed:
-        """Return what every head finds at each position, before any mixing and less `value_scale`; as for `mix`.
+        """Return what every head finds at each position, before any mixing and less `value_factor`; as for `mix`.
 
         They are addends of z: of several value streams one after the other, `(value_stream pos)`.
         """
         part, pattern = self._attention
-        x = self.before(x, bias=bias, live=live)
-        values = torch.einsum("...td,shde->...shte", x, _value_matrices(part))
-        own = _value_bias(part) if bias else None
+        read = self.before(x, bias=bias, live=live)
+        values = torch.einsum("...td,shde->...shte", read, _value_matrices(part))
+        own, shift = (_value_bias(part), self._held(x, bias, live)[1]) if bias else (None, None)
         values = per_query_head(values if own is None else values + own[..., None, :], pattern)
-        return values.movedim(-4, -3).flatten(-3, -2)
+        values = values.movedim(-4, -3).flatten(-3, -2)
+        return values if shift is None else values + shift
 
     def by_position(self, each: Float[Tensor, "*n places"]) -> Float[Tensor, "*n pos"]:
         """Return what there is of each place of `values` by position: sums over value streams."""
@@ -112,10 +135,12 @@ class Step:
         norm, own = self.before.bias, _value_bias(part)
         shift = None if norm is None else norm @ _value_matrices(part)
         each = own if shift is None else shift if own is None else own + shift
+        held = None if self.value_shift is None else torch.einsum("nbhpe,bhpe->hn", g, self.value_shift)
         if each is None:
-            return None
+            return held
         each = self._per_query_head(each, 1)
-        return torch.einsum("n b h s t e, s h e -> h n", g.unflatten(-2, (len(each), -1)), each)
+        found = torch.einsum("n b h s t e, s h e -> h n", g.unflatten(-2, (len(each), -1)), each)
+        return found if held is None else found + held
 
     def write(self, z: Mixed) -> Stream:
         """Return what all heads together write, output bias aside."""
@@ -156,7 +181,7 @@ class Step:
     def valued(self, u: Stream) -> Placed:
         """Return a direction of what is written as a direction of each head's `values`, where they come from."""
         g = self._attention[1].mT @ self._scaled(self.mixed(u), False)
-        return g if self.value_scale is None else g / self.value_scale.unsqueeze(-3)
+        return g if self.value_factor is None else g * self.value_factor
 
     def read(self, g: Placed) -> Float[Tensor, "head *n batch pos d_model"]:
         """Return a direction of each head's values as a direction of the stream that the head reads; heads in front."""
@@ -173,9 +198,11 @@ class Step:
     def _per_query_head(self, each: Tensor, axis: int) -> Tensor:
         return each.repeat_interleave(self.n_heads // each.shape[axis], axis)
 
-    def _scale_of(self, x: Stream) -> Tensor:
-        """Return what a norm between the matrices of values divides by, of what is read, at each place of `values`."""
-        return _value_scale(self._attention[0], x)
+    def _held(self, x: Stream, bias: bool, live: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Return `value_factor` and `value_shift`; as they would be where x is read, with `live`."""
+        if self.value_factor is None or not live:
+            return self.value_factor, self.value_shift
+        return _value_map(self._attention[0], self.before(x, bias=bias, live=True))
 
     def _scaled(self, z: Mixed, live: bool) -> Mixed:
         part, _ = self._attention
@@ -277,7 +304,7 @@ def step_sites(model: ModelLike) -> list[str]:
             continue
         require_pattern(part, "a path through heads")
         found.append(part.at.pattern)
-        found += [*layer.multiplier_sites, *([layer.at_read] if part.projection.norms_within else [])]
+        found += [*layer.multiplier_sites, *([layer.at_read] if _holds_values(part) else [])]
     found += [final.at_scale] if not final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
@@ -305,11 +332,15 @@ def steps_of(run: Run, analysis: str) -> Steps:
             continue
         pattern, scale = _side_by_side(part, read), None if part.merge.linear else read(part.at.z_scale)
         gate = None if part.merge.gate is None else read(layer.at_gate)
-        within = part.projection.norms_within
-        value_scale = _value_scale(part, read(layer.at_read)).detach() if within else None
+        value_factor, value_shift = _value_map(part, read(layer.at_read)) if _holds_values(part) else (None, None)
         factor = _factor(part, pattern, gate)
         opened = None if gate is None or not part.merge.gates_first else part.merge.openings(gate).detach()
-        steps.append(Step(layer, before, after, pattern, factor, scale, value_scale=value_scale, opened=opened))
+        steps.append(
+            Step(
+                layer, before, after, pattern, factor, scale,
+                opened=opened, value_factor=value_factor, value_shift=value_shift,
+            )
+        )  # fmt: skip
     embed = model.output_embed
     entry, final = FrozenNorm.of(embed.norm, read), FrozenNorm.of(model.output_stack.final, read)
     position = None if embed.positions is None else entry(read(embed.at_position))
@@ -379,9 +410,24 @@ def _addends(part: AttentionLayer, rows: Float[Tensor, "kv_head n d_values"]) ->
     return part.mixer.addends(rows if n == 1 else rows.unflatten(-1, (n, -1)).movedim(-2, 0))
 
 
-def _value_scale(part: AttentionLayer, x: Stream) -> Float[Tensor, "*n batch places 1"]:
-    scale = part.projection.scales("value", x)
-    return torch.cat([scale] * part.mixer.traits.value_streams, -2)
+def _holds_values(part: AttentionLayer) -> bool:
+    """Whether values are affine in what is read only with numbers of a run held."""
+    departs = part.projection.departs("values")
+    return departs is not None and departs.once_frozen
+
+
+@torch.no_grad()
+def _value_map(part: AttentionLayer, x: Stream) -> tuple[Placed, Placed | None]:
+    """Return what values are multiplied by behind their matrix, and what is added before, where a stream is read."""
+    held, n = part.projection.held_values(x), part.mixer.traits.value_streams
+
+    def placed(u: Tensor) -> Placed:
+        # z may hold several values side by side: each is as wide as it is, then
+        u = u if n == 1 else u.expand(*u.shape[:-4], n, *u.shape[-3:-1], part.dims.d_value)
+        heads = part.mixer.addends(u).repeat_interleave(part.dims.n_heads // u.shape[-3], -3)
+        return heads.movedim(-4, -3).flatten(-3, -2)
+
+    return placed(1 / held.scale), None if held.shift is None else placed(held.shift * held.scale)
 
 
 def _factor(part: AttentionLayer, pattern: Tensor, gate: Tensor | None) -> Tensor | None:

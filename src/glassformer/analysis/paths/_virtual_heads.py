@@ -3,13 +3,13 @@
     pattern A2 A1,   OV = OV1 OV2,   contribution at q: sum over k of (A2 A1)[q, k] x_k OV1 OV2 W_U
 
 There is one for every two heads that can follow each other. Each alone is often small; together they are the paths of
-order two (see `importance`). Patterns and norm scales are frozen to those of the run.
+order two (see `importance`). Patterns and norm scales are frozen to those of the run. Of heads with several values each
+value is one, with a pattern of its own: `L0H1/0`.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (virtual attention heads).
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -79,8 +79,8 @@ class VirtualCopying(Result):
 @question(
     "Which pairs of heads add to the next token together?",
     reads=step_sites,
-    traits=("one_pattern",),
-    holds=("patterns", "norm scales", "gates"),
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 @torch.no_grad()
 def virtual_heads(
@@ -106,7 +106,6 @@ def virtual_heads(
         AnalysisUnavailable: No head can follow another, or the text has no next token.
     """
     steps = steps_of(run, "virtual_heads")
-    _require_one_pattern(steps)
     counts, direction = _next_tokens(run, steps, centred)
     rows = pair_contributions(steps, direction)
     if not rows:
@@ -136,8 +135,8 @@ def virtual_heads(
 @question(
     "Where does a pair of heads look together?",
     reads=step_sites,
-    traits=("one_pattern",),
-    holds=("patterns", "norm scales", "gates"),
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates", "value slopes"),
 )
 @torch.no_grad()
 def composed_pattern(
@@ -154,8 +153,8 @@ def composed_pattern(
     Rows sum to one where those of both heads do.
 
     Args:
-        first: Label of the lower head.
-        second: Label of the head that reads what it wrote.
+        first: Label of the lower head, `L0H1`, or `L0H1/0` where heads have several values.
+        second: Label of the head that reads what it wrote, likewise.
     """
     pattern = _composed(steps_of(run, "composed_pattern"), (first, second))[0]
     labels = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
@@ -186,7 +185,7 @@ def pair_contributions(
         for i in range(second.entry):
             first = steps.steps[i]
             if first.n_heads:
-                pairs = [(a, b) for a in first.labels for b in second.labels]
+                pairs = [(a, b) for a in first.pattern_labels for b in second.pattern_labels]
                 found.append((i, j, pairs, _pairs(steps, i, j, entering[i], above)))
     found.sort(key=lambda each: each[:2])
     return [(pairs, values) for _, _, pairs, values in found]
@@ -196,16 +195,19 @@ def _pairs(
     steps: Steps, i: int, j: int, entering: Tensor, above: Float[Tensor, "batch head pos d_value"]
 ) -> Float[Tensor, "first second batch pos"]:
     first, second = steps.steps[i], steps.steps[j]
-    z = first.mix(entering, bias=True)
-    size = above.numel() + z.shape[0] * z.shape[2] * steps.token.shape[-1]
+    of_first, of_second = (range(len(step.pattern_labels) // step.n_heads) for step in (first, second))
+    z = torch.stack([first.mix(entering, bias=True, value=value) for value in of_first])
+    size = above.numel() + z.shape[0] * z.shape[1] * z.shape[3] * steps.token.shape[-1]
     parts = []
     piece = max(1, BUDGET // size)
     for start in range(0, first.n_heads, piece):
-        wrote = first.write_per_head(z, slice(start, start + piece)).movedim(1, 0)
+        # value batch head pos d_model -> (head value) batch pos d_model
+        wrote = first.write_per_head(z, slice(start, start + piece)).movedim(2, 0).flatten(0, 1)
         y = first.behind(wrote)
         for k in range(i, second.entry):
             y = steps.steps[k].passed(y)
-        parts.append(torch.einsum("fbhte,bhte->fhbt", second.mix(y), above))
+        met = [torch.einsum("fbhte,bhte->fhbt", second.mix(y, value=value), above) for value in of_second]
+        parts.append(torch.stack(met, 2).flatten(1, 2))
     return torch.cat(parts)
 
 
@@ -229,24 +231,18 @@ def _next_tokens(
 
 def _composed(steps: Steps, pair: tuple[str, str]) -> Float[Tensor, "batch query key"]:
     (first, a), (second, b) = (_find(steps, label) for label in pair)
-    _require_one_pattern((first, second))
     if steps.steps.index(first) >= second.entry:
         raise AnalysisUnavailable(f'virtual heads: "{pair[1]}" does not read what "{pair[0]}" writes.')
-    assert first.pattern is not None and second.pattern is not None
-    return second.pattern[:, b] @ first.pattern[:, a]
-
-
-def _require_one_pattern(steps: Iterable[Step]) -> None:
-    for step in steps:
-        if step.attention is not None:
-            require_one_pattern(step.attention, "virtual heads")
+    return second.pattern_of(b) @ first.pattern_of(a)
 
 
 def _find(steps: Steps, label: str) -> tuple[Step, int]:
     for step in steps:
-        if label in step.labels:
-            return step, step.labels.index(label)
-    known = [name for step in steps for name in step.labels]
+        if label in step.pattern_labels:
+            return step, step.pattern_labels.index(label)
+        if label in step.labels and step.attention is not None:
+            require_one_pattern(step.attention, "virtual heads", f'Name one of its values: "{label}/0".')
+    known = [name for step in steps for name in step.pattern_labels]
     raise AnalysisUnavailable(f'virtual heads: no head "{label}".{nearest(label, known)}')
 
 
@@ -261,7 +257,7 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
     return torch.stack(found)
 
 
-@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates",))
+@question("Which pairs of heads copy tokens together?", of="weights", holds=("gates", "latent scales"))
 @torch.no_grad()
 def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
@@ -324,14 +320,14 @@ def virtual_copying(model: WeightsLike, first: int, second: int) -> VirtualCopyi
 
 def _moved_by_value(layer: AttentionWeights) -> tuple[Factored, list[str]]:
     """Return OV circuits of a layer's heads, one for each value, and their labels."""
-    every = layer.by_value()
+    every = layer.moving("virtual_copying")
     left, right = (torch.cat([getattr(one.ov(), side) for one in every]) for side in ("left", "right"))
     return Factored(left, right), [label for one in every for label in one.labels]
 
 
 def _require_open(low: AttentionWeights, high: AttentionWeights, first: SubLayer, second: SubLayer) -> None:
     for layer, place in ((low, first), (high, second)):
-        layer.by_value()[0].require_ov("virtual_copying")
+        layer.moving("virtual_copying")
         if place.stream_norm:
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "

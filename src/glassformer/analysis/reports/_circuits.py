@@ -30,7 +30,7 @@ from glassformer.analysis.from_weights import (
     induction_circuits,
     positional_heads,
 )
-from glassformer.analysis.frozen import with_gates
+from glassformer.analysis.frozen import with_gates, with_scales
 from glassformer.analysis.heads import evaluate_heads, head_scores
 from glassformer.analysis.heads.roles import heads as heads_of, patterned, repeated_inputs, repeated_tokens, repeats_for
 from glassformer.analysis.learning import in_context_learning
@@ -116,7 +116,8 @@ def circuits(
     """
     model = require_model(model, "circuits")
     repeats = repeats_for(model)
-    w = with_gates(weights.of(model, fold=True), *repeated_inputs(model, seed=seed, repeats=repeats))
+    drawn = repeated_inputs(model, seed=seed, repeats=repeats)
+    w = with_scales(with_gates(weights.of(model, fold=True), *drawn), *drawn)
     for label in heads or ():
         w[label]
     # a step for every head that is ablated

@@ -201,7 +201,7 @@ def overlaps(model: WeightsLike, components: Several[str] | None = None) -> Over
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
-@question("Which components could take things out of the stream?", of="weights", holds=("gates",))
+@question("Which components could take things out of the stream?", of="weights", holds=("gates", "latent scales"))
 def erasers(model: WeightsLike, *, k: Count = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 

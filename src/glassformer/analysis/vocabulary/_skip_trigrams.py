@@ -160,7 +160,7 @@ class CrossedCost(Result):
     positions: int
 
 
-@question("Which skip-trigrams does each head hold?", of="weights", holds=("gates",))
+@question("Which skip-trigrams does each head hold?", of="weights", holds=("gates", "latent scales"))
 def skip_trigrams(
     model: WeightsLike,
     heads: Several[str] | None = None,
@@ -228,7 +228,7 @@ def skip_trigrams(
     )
 
 
-@question("Which skip-trigrams does a head hold that no text asks for?", of="weights", holds=("gates",))
+@question("Which skip-trigrams does a head hold that no text asks for?", of="weights", holds=("gates", "latent scales"))
 def crossed_trigrams(
     model: WeightsLike,
     documents: Sequence[Sequence[int]],

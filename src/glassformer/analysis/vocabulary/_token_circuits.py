@@ -142,7 +142,7 @@ class TokenCircuits(Result):
         return [panel for name, values, ids, words in said for panel in ranked_panels(name, values, [(ids, words)])]
 
 
-@question("Which token pairs does each head join most strongly?", of="weights", holds=("gates",))
+@question("Which token pairs does each head join most strongly?", of="weights", holds=("gates", "latent scales"))
 def token_pairs(
     model: WeightsLike,
     circuit: Circuit = "OV",
@@ -206,7 +206,7 @@ def token_pairs(
     )
 
 
-@question("What does each head make of one token?", of="weights", holds=("gates",))
+@question("What does each head make of one token?", of="weights", holds=("gates", "latent scales"))
 def token_circuits(
     model: WeightsLike,
     token: str | int,

@@ -78,7 +78,6 @@ class Longformer(MixerConfig, kind="longformer"):
         {"window": 3, "n_global": 2, "dilation": 2},
         {"window": 2, "dilation": (1, 2)},
         {"window": 2, "n_global": None},
-        {"window": 2, "n_global": None, "dilation": (1, 2)},
     )
 
     def __post_init__(self) -> None:
@@ -96,6 +95,10 @@ class Longformer(MixerConfig, kind="longformer"):
     @property
     def crosses(self) -> bool:
         return False
+
+    @property
+    def takes_marks(self) -> bool:
+        return self.n_global is not None
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Which tokens are global is read from numbers: a closed form then, of all pairs handed to kernels."""

@@ -113,7 +113,7 @@ class ConvolvedProjection(SeparateProjection):
             )
         return self.projected(which, x, heads)
 
-    def departs(self, of: Of) -> Departure:
+    def departs(self, of: Of, value: int | None = None) -> Departure:
         if of == "values":
             how = "mixes values with those just before them (convolved)"
             return Departure(how, "no single matrix says what a head moves", TAKE_MIXED)

@@ -24,6 +24,7 @@ from glassformer.attention.projections.projection import (
     READ_SCORES,
     TAKE_VALUES,
     Departure,
+    HeldValues,
     Made,
     Of,
     Projected,
@@ -31,6 +32,8 @@ from glassformer.attention.projections.projection import (
 )
 from glassformer.attention.projections.separate import Separate, SeparateProjection
 from glassformer.config import require
+
+MEAN = 0  # of the two values of a head
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,27 @@ class GaussianProjection(SeparateProjection):
         q, k = (torch.stack((mean, heads[:, 1]), 1) for mean, heads in zip(means, (q, k)))
         return q, k, v
 
-    def departs(self, of: Of) -> Departure:
-        how = "makes covariances by ELU + 1"
-        if of == "values":
-            return Departure(how, "no matrix says what a head moves", TAKE_VALUES)
-        return Departure(how, "its scores are not bilinear", READ_SCORES)
+    def departs(self, of: Of, value: int | None = None) -> Departure | None:
+        how, cut = "makes covariances by ELU + 1", super().departs(of, value)
+        if of == "scores":
+            return Departure(how, "its scores are not bilinear", READ_SCORES)
+        if cut is not None or value == MEAN:
+            return cut
+        return Departure(how, "no matrix says what a head moves", TAKE_VALUES, once_frozen=True)
+
+    def held_values(self, x: Float[Tensor, "*n pos d_model"]) -> HeldValues:
+        """Return values as a line through where each covariance is: y g(y) + 1 with g(y) = elu(y) / y held."""
+        made = torch.einsum("...td,hde->...hte", x, self.matrix("value"))
+        if self.qkv.bias is not None:
+            made = made + self.qkv.bias.split(self.widths)[2].unflatten(0, (self.dims.n_kv_heads, 1, -1))
+        mean, y = made.chunk(2, -1)
+        # 1 where nothing is bent, and at zero, where y / elu(y) has that limit
+        below = y.clamp_max(-torch.finfo(y.dtype).tiny)
+        scale = torch.where(y < 0, below / below.expm1(), 1.0)
+        return HeldValues(
+            torch.stack((torch.ones_like(mean), scale), -4),
+            torch.stack((torch.zeros_like(mean), torch.ones_like(y)), -4),
+        )
 
 
 def _positive(heads: Float[Tensor, "batch 2 head pos d"]) -> Float[Tensor, "batch 2 head pos d"]:

@@ -40,9 +40,9 @@ from glassformer.attention.linear_map import LinearMap, parameters_of
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
 from glassformer.attention.projections.projection import (
-    READ_SCORES,
     TAKE_VALUES,
     Departure,
+    HeldValues,
     Of,
     Projected,
     Projection,
@@ -53,6 +53,11 @@ from glassformer.attention.projections.projection import (
 from glassformer.attention.projections.separate import SeparateProjection, heads_of
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
+
+HOLD_SCALES = (
+    "Give weights with that scale as it is on a text in place of the model: "
+    "analysis.frozen.query_key_scales(run).hold(model). Or read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+)
 
 
 @dataclass(frozen=True)
@@ -247,15 +252,16 @@ class LatentProjection(SeparateProjection):
     def reads(self) -> list[nn.Linear]:
         return [self.query if self.query_down is None else self.query_down, self.down]
 
-    def departs(self, of: Of) -> Departure | None:
+    def departs(self, of: Of, value: int | None = None) -> Departure | None:
         if self.norm is None:
             return None
         if of == "values":
             how, so = "norms the latents that its values are made of", "no matrix alone says what a head moves"
-            return Departure(how, so, TAKE_VALUES, once_frozen=True)
+            return Departure(how, so, TAKE_VALUES, once_frozen=True, up_to_scale=True)
         how = "norms the latents that its keys are made of"
         so = "its scores are bilinear only with the scale of that norm frozen at one text"
-        return Departure(how, so, READ_SCORES, once_frozen=True)
+        # the rotary part passes no norm, so the scale says how much each part of a key counts
+        return Departure(how, so, HOLD_SCALES, once_frozen=True, up_to_scale=not self.rotary)
 
     def scales(self, which: Which, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n width"] | None:
         if which == "query":
@@ -265,8 +271,17 @@ class LatentProjection(SeparateProjection):
         scale = self._root_mean_square(self.down(x)[..., : self.rank])
         if which == "value" or not self.rotary:
             return scale
-        # the rotary part passes no norm
         return F.pad(scale.expand(*scale.shape[:-1], self.d_content), (0, self.rotary), value=1.0)
+
+    def normed_part(self, which: Which) -> slice:
+        # the rotary part passes no norm
+        return slice(self.d_content) if which == "key" else slice(None)
+
+    def held_values(self, x: Float[Tensor, "*n pos d_model"]) -> HeldValues | None:
+        scale = self.scales("value", x)
+        if scale is None:
+            return None
+        return HeldValues(scale.unsqueeze(-3) if self.value_streams == 1 else scale[..., None, None, :, :])
 
     def _root_mean_square(self, x: Tensor) -> Float[Tensor, "*n 1"]:
         return (x.square().mean(-1, keepdim=True) + self.config.eps).sqrt()

@@ -107,13 +107,28 @@ class Departure(NamedTuple):
         how: What is done to them, as it follows the name of a layer: "cuts its values off at 0.7 (clip)".
         so: What follows: "its scores are not bilinear".
         instead: What still works, a sentence.
-        once_frozen: Whether nothing is in the way but scales of norms, which analyses of a run hold as they were.
+        once_frozen: Whether nothing is in the way but numbers that analyses of a run hold as they were: scales of
+            norms, and for values what `Projection.held_values` gives.
+        up_to_scale: Whether it is one positive number for each position, so that the matrix stands up to these.
     """
 
     how: str
     so: str
     instead: str
     once_frozen: bool = False
+    up_to_scale: bool = False
+
+
+class HeldValues(NamedTuple):
+    """What stands between values and `x @ matrix("value")`, bias included: values are that over `scale`, and `shift`.
+
+    Args:
+        scale: What it is divided by; axes of size one are shared.
+        shift: What is added then; None for nothing.
+    """
+
+    scale: Float[Tensor, "*value_stream kv_head pos d_value"]
+    shift: Float[Tensor, "*value_stream kv_head pos d_value"] | None = None
 
 
 READ_SCORES = "Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
@@ -179,12 +194,13 @@ class Projection(nn.Module):
         """Its maps that read the stream."""
         raise NotImplementedError(f"{type(self).__name__} does not say by what it reads the stream")
 
-    def departs(self, of: Of) -> Departure | None:
+    def departs(self, of: Of, value: int | None = None) -> Departure | None:
         """Return why there is no one matrix to take for it; None if there is, up to scales of `norm_of`.
 
         Args:
             of: Of `scores`, which a matrix between what query and key read at their own positions would give; or of
                 `values`, which `matrix("value")` would make of what is read at theirs.
+            value: Which of several values of a head; None for all of them.
         """
         return None
 
@@ -192,6 +208,17 @@ class Projection(nn.Module):
         """Return what `x @ matrix(which)` is divided by, coordinate by coordinate (or one for all); None for one.
 
         Norms of whole queries and keys come behind and have no part in it.
+        """
+        return None
+
+    def normed_part(self, which: Which) -> slice:
+        """Return which numbers of a query, key or value `scales` divides, where norms lie between the matrices."""
+        return slice(None)
+
+    def held_values(self, x: Float[Tensor, "*n pos d_model"]) -> HeldValues | None:
+        """Return what makes values of `x @ matrix("value")` and its bias, as it is where x is read; None for nothing.
+
+        With these numbers held values are affine in what is read, where `departs` says that holding makes them so.
         """
         return None
 

@@ -206,7 +206,7 @@ class SeparateProjection(Projection):
     def reads(self) -> list[nn.Linear]:
         return self.qkv.reads
 
-    def departs(self, of: Of) -> Departure | None:
+    def departs(self, of: Of, value: int | None = None) -> Departure | None:
         if self.clip is not None:
             what = "values" if of == "values" else "queries and keys"
             how = f"cuts its {what} off at {self.clip:g} (clip)"

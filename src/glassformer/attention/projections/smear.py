@@ -51,9 +51,9 @@ class SmearedProjection(SeparateProjection):
         k, last = self.smear(k, inputs.context.positions, None if kept is None else kept.key)
         return (q, k, v), None if kept is None else SmearedState(last)
 
-    def departs(self, of: Of) -> Departure | None:
+    def departs(self, of: Of, value: int | None = None) -> Departure | None:
         if of == "values":
-            return super().departs(of)
+            return super().departs(of, value)
         return Departure(
             "smears its keys",
             "a score is the sum of two bilinear forms, s QK on the key and (1 - s) QK on the one before it",

@@ -51,7 +51,7 @@ def composition_score(w: HeadWeights, kind: str, earlier: str, later: str, offse
     """
     (one, i), (other, j) = (_found(w, label) for label in (earlier, later))
     # of several values below each other: squared norms add up
-    moved = torch.cat([_moved(of_value, i) for of_value in one.by_value()])
+    moved = torch.cat([_moved(of_value, i) for of_value in one.moving("composition")])
     write, reads = _carried(w, one, other, moved), _reads(other, j, kind, offsets)
     met = sum(float((write @ read).square().sum()) for read in reads)
     whole = float(write.square().sum()) * sum(float(read.square().sum()) for read in reads)
@@ -86,7 +86,7 @@ def _moved(layer: AttentionWeights, head: int) -> Tensor:
 def _reads(layer: AttentionWeights, head: int, kind: str, offsets: Iterable[int]) -> list[Tensor]:
     """Return the matrices that a head reads by: several for the streams of a head, and for offsets."""
     if kind == "V":
-        return [_moved(one, head) for one in layer.by_value()]
+        return [_moved(one, head) for one in layer.moving("composition")]
     found: list[Tensor] = []
     for offset in offsets if layer.module.positions.rotates else (None,):
         qk = layer[head].qk(offset)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.frozen import with_gates
+from glassformer.analysis.frozen import with_gates, with_scales
 from glassformer.analysis.heads.roles import repeated_inputs, repeats_for
 from glassformer.numerics.decompositions import eigenvalues
 from glassformer.testing.judges._ablation import changes_without
@@ -107,7 +107,7 @@ def _divergence(of: Tensor, other: Tensor) -> Tensor:
 def _circuits(asked: Asked) -> Iterator[Pair]:
     found, model, (batch,) = asked.found, asked.model, asked.given["rows"]
     ids = repeated_inputs(model, repeats=repeats_for(model))
-    w = with_gates(weights.of(model, fold=True), *ids)
+    w = with_scales(with_gates(weights.of(model, fold=True), *ids), *ids)
     if model.continues:
         said = "what heads attend to" not in {one.analysis for one in found.unavailable}
         roles = evaluated(model, ids[0]) if said else {}

@@ -1,5 +1,6 @@
 """Heads with several values at each position: what looks at patterns looks at that of each value by itself."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, weights
+from glassformer.analysis.cards import card_of
 from glassformer.analysis.heads.roles import heads, patterned
+from glassformer.analysis.paths._steps import steps_of
 from glassformer.attention import Gaussian, Longformer, Merge, MixerConfig, RefinedWasserstein, Rope, Wasserstein
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
@@ -125,3 +128,76 @@ def test_matrices_of_several_values_give_the_logits_of_the_model(mixer: MixerCon
     if mixer.kind == "wasserstein":
         published = decoder(mixer, projection=Gaussian())
         close(weights.logits(weights.of(published, fold=folded), IDS).softmax(-1), published(IDS).softmax(-1))
+
+
+@pytest.fixture(scope="module", params=[Wasserstein(), RefinedWasserstein(rank=2)], ids=lambda mixer: mixer.kind)
+def published(request: pytest.FixtureRequest) -> Decoder:
+    """Attention alone, its covariances made by ELU + 1, with biases wherever they may be."""
+    layer = block(request.param, n_heads=2, projection=Gaussian(bias=True), merge=Merge(bias=True))
+    return randomise(DecoderConfig(11, 16, (layer, layer), max_len=64).build().double().eval(), std=0.6)
+
+
+def test_with_their_slopes_held_covariances_are_what_they_were(published: Decoder) -> None:
+    run = gf.run(published, IDS, read="*")
+    steps = steps_of(run, "these laws")
+    for step, stream in zip(steps, steps.streams()):
+        assert step.attention is not None
+        for live in (False, True):
+            close(step.mix(stream, bias=True, live=live), run[step.attention.at.z].values)
+        # affine: what two addends give by themselves, and what is there without them, is what both give
+        half = torch.randn(stream.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        close(step.mix(half) + step.mix(stream - half, bias=True), run[step.attention.at.z].values)
+    below = run["blocks.0.attn.value"].values[:, 1]
+    assert (below < 0.9).any() and (below > 1.1).any()
+
+
+def test_paths_through_covariances_sum_to_the_logit(published: Decoder) -> None:
+    run = gf.run(published, IDS[0], read="*")
+    found = analysis.paths.expand_paths(run, answer=3)
+    logit = run.predictions()[0, -1, 3]
+    close(torch.tensor(sum(path.value for path in found.paths), dtype=torch.float64), logit)
+    split = analysis.attribution.direct_logit_attribution(run, answer=3).contributions
+    by_key = analysis.paths.source_map(run, answer=3)
+    whole = torch.stack([split.select(component=label).values for label in by_key.labels("head")])
+    close(by_key.values.sum(-1), whole)
+    worth = analysis.paths.importance(published, next_token_batch(IDS))
+    losses = -published(IDS[:, :-1]).log_softmax(-1).gather(-1, IDS[:, 1:, None]).mean()
+    close(torch.tensor(worth.full, dtype=torch.float64), losses)
+    assert {"value slopes", "patterns"} <= set(card_of(analysis.paths.source_map).held(published))
+
+
+def test_pairs_of_values_add_up_to_paths_through_two_heads(published: Decoder) -> None:
+    run = gf.run(published, IDS, read="*")
+    found = analysis.paths.virtual_heads(run, centred=False)
+    assert len(found.pairs) == 16 and ("L0H1/0", "L1H0/1") in found.pairs
+    whole = dict[tuple[str, str], float]()
+    for pair, mean in zip(found.pairs, found.mean.values.tolist()):
+        heads = (pair[0][:-2], pair[1][:-2])
+        whole[heads] = whole.get(heads, 0.0) + mean * found.positions
+    expected = dict.fromkeys(whole, 0.0)
+    for row in range(2):
+        alone = gf.run(published, IDS[row], read="*")
+        for t in range(7):
+            for path in analysis.paths.expand_paths(alone, answer=int(IDS[row, t + 1]), position=t).paths:
+                if len(path.heads) == 2:
+                    expected[path.heads] += path.value
+    close(torch.tensor(list(whole.values())), torch.tensor(list(expected.values())), 1e-6)
+
+
+def test_of_a_mean_and_a_covariance_the_mean_has_a_circuit(published: Decoder) -> None:
+    w = weights.of(published, fold=True)
+    assert [one.labels for one in w[0].moving("these laws")] == [["L0H0/0", "L0H1/0"]]
+    found = analysis.from_weights.copying(published)
+    assert found.ratio.labels("head") == ["L0H0/0", "L0H1/0", "L1H0/0", "L1H1/0"]
+    assert set(found.left_out) == {"L0H0/1", "L0H1/1", "L1H0/1", "L1H1/1"}
+    with pytest.raises(AnalysisUnavailable, match="makes covariances by ELU"):
+        w["L0H1"].by_value()[1].ov()
+    # covariances have no part in what is said of composition, however large they are
+    scores = analysis.from_weights.composition(published, draws=0).scores.values.nan_to_num()
+    assert (scores > 0).any()
+    other = copy.deepcopy(published)
+    with torch.no_grad():
+        for name, rows in other.named_parameters():
+            if name.endswith("qkv.weight"):
+                rows.unflatten(0, (3, 2, 2, -1))[2, :, 1] *= 7
+    close(analysis.from_weights.composition(other, draws=0).scores.values.nan_to_num(), scores)
