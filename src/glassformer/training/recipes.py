@@ -18,7 +18,7 @@ from glassformer.data import (
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.data.text.sources import CONSTRUCTORS, PACKAGE, PROSE, STANDARD_LIBRARY
 from glassformer.errors import UnknownModel, nearest
-from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, preset, repeat
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
@@ -217,6 +217,13 @@ def senses() -> TrainConfig:
     )
 
 
+def minimax_8l() -> TrainConfig:
+    """Eight layers in the shape of MiniMax-01 on Python: seven of lightning, one of softmax, experts evenly busy."""
+    data = TextConfig(batch_size=8, length=128, vocab_size=1024)
+    optim = OptimConfig(lr=2e-3, warmup=100, betas=(0.9, 0.95))
+    return TrainConfig(preset("minimax-8l"), data, optim=optim, steps=1500, log_every=50, evaluate_every=250)
+
+
 def memorisation(made_of: Literal["text", "tokens"] = "text") -> TrainConfig:
     """A small decoder on Python with sequences planted a known number of times: what it knows by heart is known.
 
@@ -238,6 +245,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "gpt-4l": gpt_4l,
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
+    "minimax-8l": minimax_8l,
     "phase-change": phase_change,
     "prose-4l": prose_4l,
     "senses": senses,
