@@ -29,6 +29,7 @@ def read(**changes: Any) -> Any:
     return recognise(said, "config.json").config(Fields(said))
 
 
+@pytest.mark.full
 def test_gradients_of_every_tensor_are_the_references(tmp_path) -> None:
     theirs = reference_folder(*_minimax(**_deep(2.5)), tmp_path, torch.float64)
     ours, checkpoint = gf.load(tmp_path, dtype=torch.float64), open_folder(tmp_path)
