@@ -73,11 +73,11 @@ def test_the_references_loss_is_the_balance_of_all_layers_together_times_how_man
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     reference_folder(*_minimax(num_experts_per_tok=2), tmp_path, torch.float64)
-    ours = gf.load(tmp_path, dtype=torch.float64)
+    ours: Any = gf.load(tmp_path, dtype=torch.float64)
     ids = torch.randint(23, (2, 9), generator=torch.Generator().manual_seed(1))
     tape = Tape(ours, [ROUTERS])
     ours(ids, tape=tape)
-    logits = tuple(tape.values.values())
+    logits: Any = tuple(tape.values.values())
     part = ours.stack.blocks[0].part("mlp")
     assert isinstance(part, ExpertsLayer) and len(logits) == 3
     together = torch.cat(logits)
@@ -86,7 +86,7 @@ def test_the_references_loss_is_the_balance_of_all_layers_together_times_how_man
         if mask is not None:
             mine = balance(part.shares(together), part.choices(together), mask.bool().repeat(3, 1))
         with wide(torch.float64):
-            expected = load_balancing_loss_func(tuple(x.flatten(0, 1) for x in logits), 4, 2, mask)
+            expected: Any = load_balancing_loss_func(tuple(x.flatten(0, 1) for x in logits), 4, 2, mask)
         close(2 * mine, expected)
     assert part.config.balance == pytest.approx(0.001 * 2 / 3)
 

@@ -128,7 +128,7 @@ def test_the_preset_is_seven_of_lightning_to_one_of_softmax_as_the_report_has_it
     assert isinstance(first.mixer, Lightning) and first.projection == Activated()
     assert first.merge == Merge(norm="all", gate="sigmoid") and config.departures() == {}
     # the last layer of lightning hardly decays
-    slopes = [kind.slopes[0] for kind in kinds if isinstance(kind, Lightning)]
+    slopes = [kind.slopes[0] for kind in kinds if isinstance(kind, Lightning) and kind.slopes is not None]
     assert slopes == sorted(slopes, reverse=True) and slopes[-1] < 0.02 * slopes[0]
     assert softmax.dims(6144, 8).n_kv_heads == 8 and softmax.positions.fraction == 0.5
     assert config.layers[0].norm.factor == pytest.approx(160**0.25)
