@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 import glassformer as gf
@@ -38,16 +38,16 @@ def run(case: Case) -> Measures:
     ids = torch.cat([batch.tokens for batch in batches])
     run = gf.run(model, ids, read=[expert_load])
     entropy = expert_load(run).measures.values[:, 0]
-    told = [_told(run[f"blocks.{i}.mlp.chosen"].values[:, KNOWN:]) for i in range(len(entropy))]
+    found = [told(run[f"blocks.{i}.mlp.chosen"].values[:, KNOWN:]) for i in range(len(entropy))]
     return {
         "loss": loss,
         "excess": (loss - best) / (math.log(SYMBOLS) - best),
         "load_bits": float(entropy.min()),
-        "told_bits": max(told),
+        "told_bits": max(found),
     }
 
 
-def _told(chosen: Float[Tensor, "batch pos expert"]) -> float:
+def told(chosen: Shaped[Tensor, "batch pos expert"]) -> float:
     """Return the mutual information of chain and expert in bits; rows come in equal parts of each chain."""
     joint = chosen.double().unflatten(0, (CHAINS, -1)).sum((1, 2))
     joint = joint / joint.sum()
