@@ -100,7 +100,15 @@ def block(
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
-    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm, norm_before)
+    return BlockConfig(
+        tuple(parts),
+        norm or LayerNorm(),
+        wiring,
+        dropout,
+        norm_after=norm_after,
+        shared_norm=shared_norm,
+        norm_before=norm_before,
+    )
 
 
 def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockConfig:
