@@ -28,12 +28,15 @@ KNOWN = 16
 
 
 def run(case: Case) -> Measures:
-    chains = [Markov(32, LENGTH, 100 * case.seed + i, n_symbols=SYMBOLS) for i in range(CHAINS)]
-    model: Any = gf.load(case.train(recipe(chains, case["charge"], case["steps"]))).eval()
-    batches = [chain.build(model.tokenizer).batch(0, "heldout") for chain in chains]
+    asked = recipe(case["charge"], case["steps"], case.seed)
+    model: Any = gf.load(case.train(asked)).eval()
+    # as the mixture has them: it combines their seeds with its own
+    mixture: Any = asked.data.build(model.tokenizer)
+    chains = mixture.parts
+    batches = [chain.batch(0, "heldout") for chain in chains]
     with torch.no_grad():
         losses = [float(model.loss(batch)) for batch in batches]
-    best = sum(chain.optimal_loss() for chain in chains) / CHAINS
+    best = sum(chain.config.optimal_loss() for chain in chains) / CHAINS
     loss = sum(losses) / CHAINS
     ids = torch.cat([batch.tokens for batch in batches])
     run = gf.run(model, ids, read=[expert_load])
@@ -55,10 +58,11 @@ def told(chosen: Shaped[Tensor, "batch pos expert"]) -> float:
     return float(torch.special.xlogy(joint, joint / apart).nansum()) / math.log(2)
 
 
-def recipe(chains: list[Markov], charge: str, steps: int) -> TrainConfig:
+def recipe(charge: str, steps: int, seed: int) -> TrainConfig:
+    chains = tuple(Markov(32, LENGTH, seed=i, n_symbols=SYMBOLS) for i in range(CHAINS))
     experts = MixtureOfExperts(EXPERTS, 1, WIDTH, balance=0.01 if charge == CHARGED else None, renormalised=False)
     layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=experts)
-    data = MixtureConfig(tuple(chains), shares=(1 / CHAINS,) * CHAINS, batch_size=32, length=LENGTH)
+    data = MixtureConfig(chains, shares=(1 / CHAINS,) * CHAINS, batch_size=32, length=LENGTH, seed=seed)
     model = DecoderConfig(SYMBOLS + 1, WIDTH, repeat(layer, 2), max_len=LENGTH, final_norm=RmsNorm())
     optim = OptimConfig(lr=3e-3, warmup=50)
     return TrainConfig(model, data, optim=optim, steps=steps, log_every=50, evaluate_every=steps, save_every=steps)
@@ -77,7 +81,7 @@ STUDY = Study(
     question="Does a balance loss make the load even at no cost, and do experts still take a chain each?",
     run=run,
     grid={"charge": (FREE, CHARGED)},
-    scales={"smoke": Scale(1, {"steps": 5}), "small": Scale(3, {"steps": 700})},
+    scales={"smoke": Scale(1, {"steps": 5}), "small": Scale(3, {"steps": 400})},
     measures={
         "loss": Measure("Loss on held-out rows, mean over the chains", "nats"),
         "excess": Measure("What it is above the best possible, of what guessing symbols is above that"),
