@@ -70,7 +70,7 @@ BAD = {
     "models nope": 'no shipped model "nope"',
     "behaviour gpt-4l x --habits sinks sink": (
         '--habits takes no "sink". Nearest: "sinks". Choices: sinks, suppression, stream-rank, long-context, '
-        "score-geometry, meaning-shift, short-circuit.\n"
+        "score-geometry, expert-load, meaning-shift, short-circuit.\n"
     ),
     "route gpt-4l x --stack None": '--stack takes no "None". Choices: encoder, decoder.',
     "generate gpt-4l x --specials of": '--specials takes no "of". Nearest: "off". Choices: default, on, off, in-text.',

@@ -58,7 +58,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         circuits_without(BANDWIDTH),
     ),
-    # norms on the stream itself
+    # norms on the stream itself, and gates, scales and an activation in the way of most layers' circuits
+    **dict.fromkeys(
+        ("minimax_layers_in_turn_and_a_larger_stream", "minimax_with_a_window"), circuits_without(BANDWIDTH, INDUCTION)
+    ),
+    "minimax_lightning_first_and_three_of_five_experts": circuits_without(BANDWIDTH, "composition", INDUCTION, QK),
     "opt_norms_behind_and_narrow_token_vectors": circuits_without(BANDWIDTH, INDUCTION),
     # losses are for models that go on from a text, and an encoder sees what comes next
     **dict.fromkeys(

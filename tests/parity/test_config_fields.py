@@ -52,6 +52,7 @@ OF_FAMILY = {
     "DistilBERT": {"sinusoidal_pos_embds": "how the table begins, which is stored"},
     "GPT-BigCode": {"num_key_value_heads": "follows from multi_query"},
     "Gemma 3": {"_sliding_window_pattern": "layer_types comes before it"},
+    "MiniMax": {"block_size": "the same numbers another way"},
     "MPT": {
         "expansion_ratio": "always four", "learned_pos_emb": "never", "embedding_fraction": "never",
         "norm_type": "always without biases",

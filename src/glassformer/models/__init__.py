@@ -27,8 +27,10 @@ from glassformer.models.sampling import GREEDY, Draw, Sampling, SamplingStage, s
 from glassformer.models.schedules import (
     alternate,
     block,
+    deep_norm,
     every,
     hybrid,
+    minimax,
     published_block,
     repeat,
     retention,
@@ -46,9 +48,9 @@ __all__ = [
     "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
     "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
-    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "every", "generate",
-    "hybrid", "preset", "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps",
-    "stream", "transnormer", "transnormer_llm", "written_before",
+    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
+    "generate", "hybrid", "minimax", "preset", "published_block", "repeat", "require_model", "require_module",
+    "retention", "sampling_steps", "stream", "transnormer", "transnormer_llm", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -12,11 +12,12 @@ from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Learned
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import ModelConfig
-from glassformer.models.norms import LayerNorm, NoNorm, RmsNorm
+from glassformer.models.norms import LayerNorm, NoNorm, RmsNorm, ScaleOnly
 from glassformer.models.recurrent import Gru
-from glassformer.models.schedules import block, repeat
+from glassformer.models.schedules import block, minimax, repeat
 
 
 def transformer_base(vocab_size: int = 37_000) -> EncoderDecoderConfig:
@@ -89,6 +90,23 @@ def llama3_8b() -> DecoderConfig:
     return DecoderConfig(128_256, 4096, repeat(layer, 32), max_len=8192, final_norm=RmsNorm(), tied=False)
 
 
+def minimax_01() -> DecoderConfig:
+    """MiniMax-01: 456,089,655,296 parameters; for accounting on the meta device. 45.9 thousand million run at a token.
+
+    Seventy layers of lightning and ten of softmax, 32 experts each, two of which run. As in the report, half of a head
+    turns in softmax layers, by base 10,000, and the balance loss is .01 / E sum f m.
+
+    Source: MiniMax 2025, "MiniMax-01" (2501.08313), section 2.
+    """
+    return _minimax(80, 200_064, 6144, 64, 8, 128, MixtureOfExperts(32, 2, 9216, balance=0.02 / 32**2), 1_048_576)
+
+
+def minimax_8l(vocab_size: int = 1024) -> DecoderConfig:
+    """Eight layers in the shape of MiniMax-01: seven of lightning, one of softmax, four experts; a few CPU-minutes."""
+    experts = MixtureOfExperts(4, 2, 128, balance=0.01, router_z=0.001)
+    return _minimax(8, vocab_size, 128, 4, 2, 32, experts, 512)
+
+
 def attention_only(
     n_layers: int,
     *,
@@ -118,6 +136,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2-small": gpt2_small,
     "gpt3-175b": gpt3_175b,
     "llama3-8b": llama3_8b,
+    "minimax-01": minimax_01,
+    "minimax-8l": minimax_8l,
     "attention-only-0l": partial(attention_only, 0),
     "attention-only-1l": partial(attention_only, 1),
     "attention-only-2l": partial(attention_only, 2),
@@ -149,6 +169,24 @@ def _recurrent(vocab_size: int, reader: Gru, mixer: MixerConfig) -> EncoderDecod
     return EncoderDecoderConfig(
         vocab_size, 620, (encoder,), (decoder,), max_len=50, positions=None, tied=False, unembed_bias=True,
         shared=False, source_vocab_size=vocab_size,
+    )  # fmt: skip
+
+
+def _minimax(
+    n_layers: int,
+    vocab_size: int,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int,
+    d_head: int,
+    experts: MixtureOfExperts,
+    max_len: int,
+) -> DecoderConfig:
+    alpha = (2 * n_layers) ** 0.25
+    layers = minimax(n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, experts=experts)
+    return DecoderConfig(
+        vocab_size, d_model, layers, max_len=max_len, embed_norm=RmsNorm(factor=alpha), final_norm=ScaleOnly(1 / alpha),
+        tied=False, init="xavier",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from glassformer.attention import (
+    Activated,
     Attention,
     Lightning,
     Linear,
@@ -25,6 +26,7 @@ from glassformer.attention import (
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
+from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.mlp import Mlp
 from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm, ScaleOnly
 
@@ -101,7 +103,15 @@ def block(
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
-    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm, norm_before)
+    return BlockConfig(
+        tuple(parts),
+        norm or LayerNorm(),
+        wiring,
+        dropout,
+        norm_after=norm_after,
+        shared_norm=shared_norm,
+        norm_before=norm_before,
+    )
 
 
 def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockConfig:
@@ -127,6 +137,50 @@ def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tu
     """
     softmax = block(Softmax(), n_heads=n_heads, **kwargs)
     return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)
+
+
+def minimax(
+    n_layers: int,
+    *,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    d_head: int | None = None,
+    experts: SubLayerConfig | None = None,
+    period: int = 8,
+    alpha: float | None = None,
+    rotated: Literal["half", "whole"] = "half",
+    base: float = 10_000.0,
+) -> tuple[BlockConfig, ...]:
+    """Blocks of MiniMax-01: lightning, with softmax in every `period`-th layer, each followed by a mixture of experts.
+
+    Lightning's queries, keys and values pass silu, its slopes fall with depth, and its output is normed over all heads
+    and gated; softmax has grouped keys and rotary positions. Norms are DeepNorm's, so a decoder of these blocks has
+    `embed_norm=RmsNorm(factor=alpha)` and `final_norm=ScaleOnly(1 / alpha)`.
+
+    Args:
+        n_layers: How many.
+        n_heads: Of each layer.
+        n_kv_heads: Key heads of softmax layers; lightning has as many as heads.
+        d_head: Width of a head.
+        experts: What follows attention; a `MixtureOfExperts` by default.
+        period: Layers to one of softmax.
+        alpha: Of DeepNorm; (2 n_layers)^(1/4) by default.
+        rotated: How much of a head turns in softmax layers: half, as the report states, or the whole, as the
+            implementation in the library transformers has it.
+        base: Of the rotation.
+
+    Source: MiniMax 2025, "MiniMax-01" (2501.08313), section 2.
+    """
+    slots: dict[str, Any] = deep_norm((2 * n_layers) ** 0.25 if alpha is None else alpha)
+    slots |= {"n_heads": n_heads, "d_head": d_head, "mlp": experts or MixtureOfExperts(n_experts=32, n_chosen=2)}
+    turned = Rope(base, fraction=0.5 if rotated == "half" else 1.0)
+    softmax = block(n_kv_heads=n_kv_heads, positions=turned, **slots)
+
+    def lightning(layer: int) -> BlockConfig:
+        mixer = Lightning(depth_slopes(n_heads, layer, n_layers, "minimax"), activation="none")
+        return published_block(mixer, projection=Activated(), **slots)
+
+    return tuple(softmax if (i + 1) % period == 0 else lightning(i) for i in range(n_layers))
 
 
 def deep_norm(alpha: float, eps: float = 1e-5) -> dict[str, Any]:

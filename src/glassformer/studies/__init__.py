@@ -5,6 +5,7 @@ STUDIES = (
     "adaptive_span_reach",
     "additive_and_dot",
     "attention_on_attention",
+    "balanced_experts",
     "concat_scores",
     "differential_distractors",
     "differential_needles",

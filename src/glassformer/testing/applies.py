@@ -26,6 +26,7 @@ from glassformer.analysis.cards import Card, cards
 from glassformer.applicability import Analysis, Outcome, Row, Table
 from glassformer.applicability.table import FILE
 from glassformer.attention import (
+    Activated,
     Attention,
     Convolved,
     Latent,
@@ -180,6 +181,7 @@ def layers() -> dict[str, Made]:
         "latent, with norms and a rotary key": Attention(
             2, d_head=8, d_value=6, projection=Latent(4, rotary=4, query_rank=5, norm=True), positions=Rope()
         ),
+        "activated": Attention(2, projection=Activated(), positions=Rope()),
         "convolved": Attention(2, projection=Convolved(), positions=Rope()),
         "shifted": Attention(2, projection=Shifted(), positions=Rope()),
         "tied": Attention(2, projection=Tied(), positions=Rope()),

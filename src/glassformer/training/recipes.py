@@ -25,6 +25,7 @@ from glassformer.models import (
     RmsNorm,
     block,
     every,
+    preset,
     published_block,
     repeat,
 )
@@ -241,6 +242,13 @@ def senses() -> TrainConfig:
     )
 
 
+def minimax_8l() -> TrainConfig:
+    """Eight layers in the shape of MiniMax-01 on Python: seven of lightning, one of softmax, experts evenly busy."""
+    data = TextConfig(batch_size=8, length=128, vocab_size=1024)
+    optim = OptimConfig(lr=2e-3, warmup=100, betas=(0.9, 0.95))
+    return TrainConfig(preset("minimax-8l"), data, optim=optim, steps=1500, log_every=50, evaluate_every=250)
+
+
 def memorisation(made_of: Literal["text", "tokens"] = "text") -> TrainConfig:
     """A small decoder on Python with sequences planted a known number of times: what it knows by heart is known.
 
@@ -263,6 +271,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "hybrid-4l": hybrid_4l,
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
+    "minimax-8l": minimax_8l,
     "phase-change": phase_change,
     "prose-4l": prose_4l,
     "senses": senses,

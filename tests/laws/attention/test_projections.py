@@ -10,6 +10,7 @@ from hypothesis import assume, given, strategies as st
 import glassformer as gf
 from glassformer import analysis, weights
 from glassformer.attention import (
+    Activated,
     Alibi,
     Attention,
     Convolved,
@@ -37,6 +38,7 @@ from one_pass import in_one_pass
 
 KINDS: dict[str, ProjectionConfig] = {
     "separate": Separate(bias=True, qk_norm=True),
+    "activated": Activated(bias=True, qk_norm=True),
     "smeared": Smeared(bias=True),
     "convolved": Convolved(width=3, bias=True),
     "convolved wide": Convolved(width=6, qk_norm=True),

@@ -54,6 +54,9 @@ PUBLISHED = {
     "gpt2-small": 124_439_808,
     GPT3: 174_604_259_328,
     LLAMA3: 8_030_261_248,
+    # of which an expert's three matrices are nearly all: 80 layers of 32
+    "minimax-01": 80 * 32 * 3 * 6144 * 9216 + 21_224_216_576,
+    "minimax-8l": 2_464_768,
     # a bigram table's two factors and a final norm; then 4 d^2 and a norm per layer
     "attention-only-0l": 2 * 1024 * 256 + 256,
     "attention-only-1l": 2 * 1024 * 256 + 256 + 1 * (4 * 256**2 + 256),

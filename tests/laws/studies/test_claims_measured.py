@@ -18,6 +18,7 @@ from glassformer.files import json_text
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.studies import (
+    balanced_experts,
     differential_distractors,
     differential_needles,
     dispersion,
@@ -218,6 +219,13 @@ def test_log_n_at_test_time_alone_changes_nothing_within_the_trained_length():
     trained = entropy_by_length.TRAINED
     close(tested(ids)[:, :trained], plain(ids)[:, :trained])
     assert not torch.equal(tested(ids)[:, trained:], plain(ids)[:, trained:])
+
+
+def test_a_choice_tells_all_of_the_chain_or_nothing_of_it():
+    chain = torch.arange(4).repeat_interleave(4)
+    for expert, bits in ((chain, 2.0), (torch.arange(16) % 4, 0.0), (chain // 2, 1.0)):
+        chosen = torch.nn.functional.one_hot(expert, 4)[:, None].expand(16, 5, 4)
+        assert balanced_experts.told(chosen) == pytest.approx(bits)
 
 
 def test_with_both_normed_scores_are_cosines_times_what_the_article_has():

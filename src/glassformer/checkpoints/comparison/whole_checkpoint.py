@@ -8,7 +8,7 @@ What the reference computes is kept, and its model let go of before ours is load
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from glassformer.checkpoints.comparison.reference import (
     relative,
     wide,
 )
+from glassformer.checkpoints.families import FAMILIES
 from glassformer.checkpoints.loading import load, model_folder, open_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
@@ -222,7 +223,7 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
     else:
         mixers = [part for part in checkpoint.model.modules() if isinstance(part, Mixer)]
         if all(mixer.config.continues for mixer in mixers):
-            found = _decoder(theirs, tokens, lengths, steps, modules)
+            found = _decoder(checkpoint, theirs, tokens, lengths, steps, modules)
         else:
             # rows stand alone, and what such references compute on the way lies otherwise
             logits = {"logits": recorded(theirs, tokens)["logits"]}
@@ -234,8 +235,10 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
     return [named(comparison) for comparison in found]
 
 
-def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: Any) -> list[Comparison]:
-    passes = [recorded(theirs, tokens, n, modules=modules) for n in (None, lengths)]
+def _decoder(
+    checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: Any
+) -> list[Comparison]:
+    passes = [placed(checkpoint, recorded(theirs, tokens, n, modules=modules)) for n in (None, lengths)]
     return [
         lambda ours: compared_with(ours, passes[0], tokens),
         lambda ours: compared_with(ours, passes[1], tokens, lengths),
@@ -243,6 +246,16 @@ def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: 
         # last: some references remember how long their longest text was
         *([generated(theirs, tokens, steps)] if steps > 0 else []),
     ]
+
+
+def placed(checkpoint: Checkpoint, recording: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what was recorded of a reference by the sites of ours that hold the same, as its family says."""
+    origin = checkpoint.origin
+    place = next((family.place for family in FAMILIES if origin is not None and family.name == origin.family), None)
+    if place is None:
+        return dict(recording)
+    sites = {name: place(checkpoint.config, name) for name in recording}
+    return {site: recording[name] for name, site in sites.items() if site is not None}
 
 
 def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
@@ -373,8 +386,12 @@ def _greedy(theirs: Any, tokens: Tensor, steps: int, name: str, given: dict[str,
     """Return what a reference generates from a cache; `name` is the argument that takes tokens."""
     chosen, logits, cache, new = [], [], None, tokens
     kept = cache_argument(theirs)
-    for _ in range(steps):
-        out = _run(theirs, use_cache=True, **{kept: cache, name: new}, **given)
+    for i in range(steps):
+        # a reference whose first layer keeps no keys counts none of them: `generate` says where tokens are
+        seen = 0 if i == 0 else tokens.shape[1] + i - 1
+        counted = _counted(theirs, torch.ones_like(tokens[:, :1]).expand(-1, seen + new.shape[1]).bool())
+        places = {what: ids[:, seen:] for what, ids in counted.items()} if name == "input_ids" else {}
+        out = _run(theirs, use_cache=True, **{kept: cache, name: new}, **given, **places)
         cache = out[kept]
         logits.append(out.logits[:, -1])
         new = logits[-1].argmax(-1)[:, None]

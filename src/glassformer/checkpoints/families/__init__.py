@@ -42,6 +42,7 @@ from glassformer.checkpoints.families.llama_kin import (
 from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
 from glassformer.checkpoints.families.longformer import LONGFORMER
 from glassformer.checkpoints.families.mamba2 import MAMBA2
+from glassformer.checkpoints.families.minimax import MINIMAX
 from glassformer.checkpoints.families.missing import MISSING
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from glassformer.checkpoints.families.mpt import MPT
@@ -68,8 +69,8 @@ FAMILIES: list[Family] = [
     ARCEE, BART, BERT, BIG_BIRD, BIOGPT, BLENDERBOT, BLOOM, CODEGEN, COHERE, COHERE2, CWM, DEEPSEEK_V2, DEEPSEEK_V3,
     DIFFLLAMA, DISTILBERT, ERNIE45, EXAONE4, FALCON, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT2, GPTJ, GPT_BIGCODE,
     GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE, HELIUM, HOOKED_ENCODER, JAIS2, LLAMA, LLAMA_PARAMS, LONGFORMER, M2M100,
-    MAMBA2, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS,
-    PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE, REFORMER, ROBERTA, RWKV, SEED_OSS, SMOLLM3,
+    MAMBA2, MARIAN, MBART, MINIMAX, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OLMOE, OPT,
+    PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE, REFORMER, ROBERTA, RWKV, SEED_OSS, SMOLLM3,
     STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
 ]  # fmt: skip
 

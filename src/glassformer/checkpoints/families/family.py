@@ -96,6 +96,8 @@ class Family:
         trained_with_scaling: Models are trained on the whole context that scaled rotary positions reach.
         text_head: Of encoders: what tells classes of a text, where such models are read.
         token_head: What the matrix is called that tells classes of tokens.
+        place: Of decoders: from our config and a site by which the library's stream, pattern or module is known, to our
+            site that holds the same, where it is another; None where none does.
         output_bias: Of families whose files may hold a bias of the logits or not: what it is called.
     """
 
@@ -120,6 +122,7 @@ class Family:
     trained_with_scaling: bool = False
     text_head: TextHead | None = None
     token_head: str = "score"
+    place: Callable[[Any, str], str | None] | None = None
     output_bias: str = ""
 
     def copied(self, wanted: Collection[str]) -> dict[str, str]:

@@ -170,7 +170,7 @@ class DirectPaths:
             read = read - read.mean(-1, keepdim=True) if isinstance(config, LayerNorm) else read
             y = read / (read.square().mean(-1, keepdim=True) + norm.eps).sqrt().detach()
             own = norm if norm.tied is None else norm.tied
-            y = y if own.weight is None else y * (own.weight + norm.offset)
+            y = y if own.weight is None else y * (own.weight + norm.offset) * norm.enlarged
         if norm.inside is not None:
             y = F.pad(y, (norm.inside.start, norm.d_model - norm.inside.stop))
         shift = norm.shift
