@@ -15,8 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.attention import Attention, AttentionLayer, Delta, GatedDelta, Lightning, Linear, MixerConfig
-from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention import (
+    Attention,
+    AttentionLayer,
+    Delta,
+    GatedDelta,
+    Lightning,
+    Linear,
+    MixerConfig,
+    StateSpace,
+)
+from glassformer.attention.kernels.chunked import chunked, gated
 from glassformer.attention.kernels.delta import delta_chunks
 from glassformer.bench.memory import keep_freed_memory
 from glassformer.bench.paired import Timing, timed
@@ -143,11 +152,21 @@ def _linear(length: int) -> tuple[Form, Form, Form]:
     return _z(ours, by_position=False), loop, chunks
 
 
+def _state_space(length: int) -> tuple[Form, Form, Form]:
+    fla, (q, k, v, _, gate, memory) = _reference("simple_gla"), _drawn(length)
+    ours = partial(gated, q * D_HEAD**-0.5, k, v, gate, memory, StateSpace().chunk)
+    rows = _by_position(q, k, v, gate)
+    theirs = (fla.naive_recurrent_simple_gla, fla.naive_chunk_simple_gla)
+    loop, chunks = (_z(partial(form, *rows), by_position=True) for form in theirs)
+    return _z(ours, by_position=False), loop, chunks
+
+
 KEPT = (
     Kept(Delta(), _delta, 5.0),
     Kept(GatedDelta(), _gated_delta, 5.0),
     Kept(Lightning(), _lightning, 8.0),
     Kept(Linear(), _linear, None),
+    Kept(StateSpace(), _state_space, 4.0),
 )
 
 

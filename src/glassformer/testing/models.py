@@ -26,7 +26,9 @@ from glassformer.attention import (
     QueryKeyOnly,
     RelativeBias,
     Rope,
+    Separate,
     Softmax,
+    StateSpace,
     Tied,
 )
 from glassformer.data.batch import Batch, next_token_batch
@@ -364,6 +366,8 @@ SLOTS: dict[str, dict[str, Any]] = {
     "lightning_published": Lightning(chunk=3).as_published(),
     # its convolutions make no path of single positions
     "gated_delta_published": GatedDelta(chunk=3).as_published() | {"projection": None},
+    # one query and key for both heads, and a norm behind the gate; without its convolutions
+    "state_space_published": StateSpace(chunk=3).as_published() | {"projection": Separate(groups=1)},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
     "differential_published": Differential().as_published(1),
 }
