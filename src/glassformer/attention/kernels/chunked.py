@@ -19,7 +19,8 @@ from torch import Tensor
 
 from glassformer.attention.kernels.decay import Decay, gates_decay
 
-SPAN = 4096  # positions that are mixed together
+# positions that are mixed together; fewer where each has a decay of its own, whose products then stay in the cache
+SPAN, GATED_SPAN = 4096, 512
 
 
 def chunked(
@@ -58,7 +59,7 @@ def gated(
     v: Float[Tensor, "batch head pos d_value"],
     log_keep: Float[Tensor, "batch head pos"],
     memory: Float[Tensor, "batch head d_head d_value"],
-    size: int = 64,
+    size: int = 32,
     documents: Int[Tensor, "b pos_and_one"] | None = None,
 ) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head d_head d_value"]]:
     """Return mixed values and the memory after the last position, where every position says what it keeps.
@@ -79,7 +80,7 @@ def gated(
         memory = keep * memory + k.mT @ v
         return q @ memory, memory
     pieces = []
-    for start, stop, length in spans(q.shape[-2], size):
+    for start, stop, length in spans(q.shape[-2], size, GATED_SPAN):
         part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
         keep = log_keep[..., start:stop].unflatten(-1, (-1, length))
         own = None if documents is None else documents[:, start : stop + 1]
@@ -88,13 +89,13 @@ def gated(
     return torch.cat(pieces, -2) if len(pieces) > 1 else pieces[0], memory
 
 
-def spans(n: int, size: int) -> list[tuple[int, int, int]]:
+def spans(n: int, size: int, most: int | None = None) -> list[tuple[int, int, int]]:
     """Return which positions are mixed together, from where up to where, and in chunks of which length.
 
-    As many as fill whole chunks, up to `SPAN`, so that what is made on the way stays small however long the text; the
-    short rest is a chunk of its own.
+    As many as fill whole chunks, up to `most` (by default `SPAN`), so that what is made on the way stays small however
+    long the text; the short rest is a chunk of its own.
     """
-    whole, step = n // size * size, max(SPAN // size, 1) * size
+    whole, step = n // size * size, max((SPAN if most is None else most) // size, 1) * size
     full = [(start, min(start + step, whole), size) for start in range(0, whole, step)]
     return full if whole == n else [*full, (whole, n, n - whole)]
 
@@ -142,7 +143,7 @@ class _Chunked(torch.autograd.Function):
         ctx.documents = documents
         c = _decay(keep, documents, q)
         before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
-        return c.within(q @ k.mT) @ v + c.from_start * (q @ before), last
+        return torch.addcmul(c.within(q @ k.mT) @ v, c.from_start, q @ before), last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,13 +152,13 @@ class _Chunked(torch.autograd.Function):
         c = _decay(keep, ctx.documents, q)
         before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
         weight = c.within(dz @ v.mT)
-        dq = weight @ k + c.from_start * (dz @ before.mT)
+        dq = torch.addcmul(weight @ k, c.from_start, dz @ before.mT)
         # the gradient of the memory runs backwards in time: the same recursion on flipped chunks
         writes = ((c.from_start * q).mT @ dz).flip(2)
         after, dmemory = _memories(writes, c.over.flip(2), dlast)
         after = after.flip(2)
-        dk = weight.mT @ q + c.to_end * (v @ after.mT)
-        dv = c.within(q @ k.mT).mT @ dz + c.to_end * (k @ after)
+        dk = torch.addcmul(weight.mT @ q, c.to_end, v @ after.mT)
+        dv = torch.addcmul(c.within(q @ k.mT).mT @ dz, c.to_end, k @ after)
         dkeep = None if keep.ndim == 1 else _of_gates(dq * q, dk * k, after, before, last)
         return dq, dk, dv, dkeep, dmemory, None
 

@@ -27,8 +27,8 @@ class Decay(NamedTuple):
     over: Float[Tensor, "#batch #head #chunk 1 1"]
 
     def within(self, products: Float[Tensor, "batch head chunk row row"]) -> Tensor:
-        """Return the weights of a chunk's rows for each other."""
-        return products * self.between
+        """Return the weights of a chunk's rows for each other, in the place of products of theirs."""
+        return products.mul_(self.between)
 
 
 def gates_decay(
@@ -52,9 +52,16 @@ def gates_decay(
         from_start = to_end = over = like.new_ones(())
         between = seen.to(like.dtype)
     else:
-        # differences of running sums: of those in float32 little is left where a gate has closed once
+        # differences of running sums: of those in float32 little is left where a gate has closed once, so that what
+        # rounding takes from the sums is put back into their differences
         total = log_keep.double().cumsum(-1)
-        between = (total[..., :, None] - total[..., None, :]).masked_fill(~seen, float("-inf")).to(like.dtype).exp()
+        near = total.to(like.dtype)
+        rest = (total - near).to(like.dtype)
+        between = near[..., :, None] - near[..., None, :]
+        between += rest[..., :, None]
+        between -= rest[..., None, :]
+        between += torch.zeros_like(seen, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
+        between = between.exp_()
         from_start, to_end = (x[..., None].to(like.dtype).exp() for x in (total, total[..., -1:] - total))
         over = from_start[..., -1:, :]
     if documents is not None and own is not None:
