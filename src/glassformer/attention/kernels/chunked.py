@@ -44,9 +44,9 @@ def chunked(
         documents: Which document the memory is of, and each position after it: a position sees its own alone. None if
             all is one.
     """
-    pieces = []
-    for start, stop, length in spans(q.shape[-2], size):
-        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
+    pieces, found = [], spans(q.shape[-2], size)
+    rows = zip(*(by_span(x, found) for x in (q, k, v)))
+    for (start, stop, _), part in zip(found, rows, strict=True):
         own = None if documents is None else documents[:, start : stop + 1]
         z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
         pieces.append(z.flatten(-3, -2))
@@ -79,10 +79,9 @@ def gated(
             keep = keep * (documents[:, 0] == documents[:, 1])[:, None, None, None]
         memory = keep * memory + k.mT @ v
         return q @ memory, memory
-    pieces = []
-    for start, stop, length in spans(q.shape[-2], size, GATED_SPAN):
-        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-        keep = log_keep[..., start:stop].unflatten(-1, (-1, length))
+    pieces, found = [], spans(q.shape[-2], size, GATED_SPAN)
+    rows = zip(*(by_span(x, found) for x in (q, k, v)), by_span(log_keep, found, -1))
+    for (start, stop, _), (*part, keep) in zip(found, rows, strict=True):
         own = None if documents is None else documents[:, start : stop + 1]
         z, memory = _Chunked.apply(*part, keep, memory, own)  # type: ignore[misc]
         pieces.append(z.flatten(-3, -2))
@@ -98,6 +97,15 @@ def spans(n: int, size: int, most: int | None = None) -> list[tuple[int, int, in
     whole, step = n // size * size, max((SPAN if most is None else most) // size, 1) * size
     full = [(start, min(start + step, whole), size) for start in range(0, whole, step)]
     return full if whole == n else [*full, (whole, n, n - whole)]
+
+
+def by_span(x: Tensor, found: list[tuple[int, int, int]], axis: int = -2) -> list[Tensor]:
+    """Return what lies in each span, its chunks on an axis of their own.
+
+    All of them have one gradient together; slices would each have one as long as the text.
+    """
+    parts = x.split([stop - start for start, stop, _ in found], axis)
+    return [part.unflatten(axis, (-1, length)) for part, (_, _, length) in zip(parts, found, strict=True)]
 
 
 def chunked_flops(n: int, d_head: int, d_value: int, size: int = 64) -> int:
