@@ -15,9 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.attention import Attention, AttentionLayer, Delta, GatedDelta, Lightning, Linear, MixerConfig, Rwkv6
+from glassformer.attention import (
+    Attention,
+    AttentionLayer,
+    Delta,
+    GatedDelta,
+    Lightning,
+    Linear,
+    MixerConfig,
+    Rwkv6,
+    StateSpace,
+)
 from glassformer.attention.kernels.channel_decay import channel_decay_chunks
-from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention.kernels.chunked import chunked, gated
 from glassformer.attention.kernels.delta import delta_chunks
 from glassformer.bench.memory import keep_freed_memory
 from glassformer.bench.paired import Timing, timed
@@ -156,12 +166,22 @@ def _rwkv6(length: int) -> tuple[Form, Form, Form]:
     return _z(ours, by_position=False), _z(loop, by_position=False), _z(chunks, by_position=False)
 
 
+def _state_space(length: int) -> tuple[Form, Form, Form]:
+    fla, (q, k, v, _, gate, memory) = _reference("simple_gla"), _drawn(length)
+    ours = partial(gated, q * D_HEAD**-0.5, k, v, gate, memory, StateSpace().chunk)
+    rows = _by_position(q, k, v, gate)
+    theirs = (fla.naive_recurrent_simple_gla, fla.naive_chunk_simple_gla)
+    loop, chunks = (_z(partial(form, *rows), by_position=True) for form in theirs)
+    return _z(ours, by_position=False), loop, chunks
+
+
 KEPT = (
     Kept(Delta(), _delta, 5.0),
     Kept(GatedDelta(), _gated_delta, 5.0),
     Kept(Lightning(), _lightning, 8.0),
     Kept(Linear(), _linear, None),
     Kept(Rwkv6(), _rwkv6, None),
+    Kept(StateSpace(), _state_space, 4.0),
 )
 
 

@@ -35,6 +35,14 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ("olmo_clipped", "mpt_of_six_heads_clipped_untied"),
         circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
     ),
+    # and so are those that convolutions mix with those before them
+    **dict.fromkeys(
+        (
+            "mamba2", "mamba2_one_group_tied_without_biases_of_convolutions",
+            "mamba2_a_group_for_each_head_of_a_wider_stream", "mamba2_biases", "mamba2_limited_steps",
+        ),
+        circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
+    ),
     # what is made of normed latents is no matrix's, and experts are as below
     **dict.fromkeys(
         (

@@ -53,6 +53,11 @@ OF_FAMILY = {
     "GPT-BigCode": {"num_key_value_heads": "follows from multi_query"},
     "Gemma 3": {"_sliding_window_pattern": "layer_types comes before it"},
     "MiniMax": {"block_size": "the same numbers another way"},
+    "Mamba-2": {
+        "chunk_size": "the same numbers another way", "rescale_prenorm_residual": "where training begins",
+        "time_step_floor": "where training begins", "time_step_max": "where training begins",
+        "time_step_min": "where training begins", "time_step_rank": "not built",
+    },
     "MPT": {
         "expansion_ratio": "always four", "learned_pos_emb": "never", "embedding_fraction": "never",
         "norm_type": "always without biases",
@@ -60,8 +65,11 @@ OF_FAMILY = {
     "XGLM": {"decoder_start_token_id": "a decoder begins with what it is given"},
 }  # fmt: skip
 
-# the reference fills a text up to a multiple of both lengths; several rounds of its hashes are rounded in float32
-NOT_EDITED = {"local_attn_chunk_length", "lsh_attn_chunk_length", "num_hashes", "vocab_size"}
+# the reference fills a text up to a multiple of both lengths; several rounds of its hashes are rounded in float32; what
+# says where training begins divides matrices that were loaded
+NOT_EDITED = {
+    "local_attn_chunk_length", "lsh_attn_chunk_length", "num_hashes", "vocab_size", "rescale_prenorm_residual",
+}  # fmt: skip
 
 
 @cache

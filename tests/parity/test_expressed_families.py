@@ -11,7 +11,7 @@ from glassformer.checkpoints import convert, save
 from glassformer.checkpoints.comparison.reference import compared, reference
 
 CASES = all_cases()
-FAMILIES = ("DiffLlama", "Gemma", "Gemma 2", "Gemma 3", "OLMo", "OLMo 2", "Qwen 2", "Qwen 3", "StableLM")
+FAMILIES = ("DiffLlama", "Gemma", "Gemma 2", "Gemma 3", "Mamba-2", "OLMo", "OLMo 2", "Qwen 2", "Qwen 3", "StableLM")
 # for each wiring and each kind of query-key norm, one; the others in the full sweep
 FIRST = ("gemma3_local_and_global_layers", "olmo2_norms_over_all_heads", "stablelm_parallel_with_norms_for_each_head")
 NAMES = [name for name, case in CASES.items() if case.family in FAMILIES]

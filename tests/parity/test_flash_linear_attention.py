@@ -26,10 +26,11 @@ from glassformer.attention import (
     MixerConfig,
     Performer,
     Rwkv6,
+    StateSpace,
     depth_slopes,
 )
 from glassformer.attention.kernels.channel_decay import channel_decay_chunks, channel_decay_pattern
-from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention.kernels.chunked import chunked, gated
 from glassformer.attention.kernels.delta import delta_chunks, delta_pattern
 from glassformer.models import retention
 from glassformer.testing import close
@@ -193,6 +194,28 @@ def test_a_fixed_decay_is_the_loop_and_the_chunks_with_one_gate_at_every_positio
         return z.transpose(1, 2), last
 
     compare(lambda: chunked(q * WIDTH**-0.5, k, v, decay, state), theirs, q, k, v, state)
+
+
+@pytest.mark.parametrize("form", ["naive_recurrent_simple_gla", "naive_chunk_simple_gla"])
+def test_what_each_position_keeps_is_a_gate_of_the_loop_and_the_chunks(form: str) -> None:
+    function, x = getattr(reference("simple_gla"), form), drawn()
+    q, k, v, g, state = (x[name] for name in ("q", "k", "v", "g", "state"))
+
+    def theirs() -> tuple[Tensor, Tensor]:
+        z, last = function(*by_position(q, k, v, g), initial_state=state, output_final_state=True)
+        return z.transpose(1, 2), last
+
+    compare(lambda: gated(q * WIDTH**-0.5, k, v, g, state), theirs, q, k, v, g, state)
+
+
+@pytest.mark.parametrize("form", ["naive_recurrent_simple_gla", "naive_chunk_simple_gla", "naive_parallel_simple_gla"])
+def test_a_state_space_is_the_gated_loop_of_what_its_steps_write_beside_what_it_skips(form: str) -> None:
+    function, attention = getattr(reference("simple_gla"), form), layer(StateSpace())
+    read, skip = attention.read(stream(2, N), "query", "key", "value", "step", "log_decay", "z"), attention.mixer.skip
+    rows = (read["query"], read["key"], read["step"][..., None] * read["value"], read["log_decay"])
+    found = function(*by_position(*rows), scale=1.0)
+    z = (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+    close(read["z"], z + skip[:, None, None] * read["value"], EXACT)
 
 
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -108,7 +108,7 @@ class MergeHeads(nn.Module):
         return self.prepare(ones, x, scale).unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2)
 
     def scale(
-        self, z: Float[Tensor, "batch head pos d_z"], gate: Float[Tensor, "batch pos d_flat"] | None
+        self, z: Float[Tensor, "batch head pos d_z"], gate: Float[Tensor, "batch pos d_flat"] | None = None
     ) -> Float[Tensor, "batch head pos"]:
         """Return what mixed values are divided by, per head; `gate` is what x opens, if there is a gate."""
         if self.gates_first:

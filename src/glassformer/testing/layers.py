@@ -155,7 +155,8 @@ def ties(sizes: LayerSizes, streams: int) -> list[dict[str, Any]]:
 def projections(draw: Callable[..., Any], sizes: LayerSizes, *, streams: int = 1, mixing: bool) -> ProjectionConfig:
     """Draw how queries, keys and values are made; in one of four, positions are mixed if they may be.
 
-    In another one of four, queries and keys are tied in a way that the sizes allow.
+    In another one of four, queries and keys are tied in a way that the sizes allow; of the rest, all heads may share
+    them.
     """
     chance, kind, more = draw(st.integers(0, 3)), Separate, {}
     if chance == 3 and mixing:
@@ -163,6 +164,8 @@ def projections(draw: Callable[..., Any], sizes: LayerSizes, *, streams: int = 1
         more = {"rank": draw(st.sampled_from([None, 2])), "centred": draw(st.booleans())} if kind is Shifted else {}
     elif chance == 2 and (ways := ties(sizes, streams)):
         kind, more = Tied, draw(st.sampled_from(ways))
+    elif sizes.n_heads == sizes.n_kv_heads:
+        more = {"groups": draw(st.sampled_from([None, 1]))}
     return kind(
         bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),

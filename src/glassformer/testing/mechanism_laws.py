@@ -543,6 +543,7 @@ def test_cross_state_holds_the_source_and_gives_the_same_output(kind: str, data:
         out, state = layer.module(x[:, t : t + 1], with_source(step, 5, None), source=source, state=state)
         pieces.append(out)
     close(torch.cat(pieces, 1), whole)
+    assert sum(part[0].numel() for part in state.projection) == layer.module.projection.state_numbers(3, 5)
 
 
 MASKS = {

@@ -28,8 +28,10 @@ from glassformer.attention import (
     Rope,
     Rwkv4,
     Rwkv6,
+    Separate,
     Shifted,
     Softmax,
+    StateSpace,
     Tied,
 )
 from glassformer.data.batch import Batch, next_token_batch
@@ -377,6 +379,8 @@ SLOTS: dict[str, dict[str, Any]] = {
     "gated_delta_published": GatedDelta(chunk=3).as_published() | {"projection": None},
     # token shift makes none either
     "rwkv6_published": Rwkv6(chunk=2).as_published() | {"projection": None},
+    # one query and key for both heads, and a norm behind the gate; without its convolutions
+    "state_space_published": StateSpace(chunk=3).as_published() | {"projection": Separate(groups=1)},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
     "differential_published": Differential().as_published(1),
 }

@@ -29,7 +29,8 @@ def normed(rows: Tensor, groups: int, eps: float) -> Tensor:
 def test_what_is_gated_is_normed_or_what_is_normed_is_gated(groups: int | None, first: bool) -> None:
     merge = Merge(norm="all", groups=groups, gate="silu", gate_bias=True, norm_before_gate=not first, eps=0.1)
     attention, x = layer(merge), stream(2, 5)
-    read, made = attention.read(x, "z", "out"), attention.module.merge
+    read = attention.read(x, "z", "out")
+    made: Any = attention.module.merge
     flat = read["z"].transpose(1, 2).flatten(-2)
     opened = F.silu(x @ made.gate.weight.T + made.gate.bias)
     rows = normed(flat * opened, groups or 1, 0.1) if first else normed(flat, groups or 1, 0.1) * opened

@@ -256,7 +256,7 @@ def test_it_is_torchs_depthwise_convolution_before_norms_and_rotation(seed: int,
 def test_taps_of_the_identity_leave_everything_as_it_was(data: st.DataObject) -> None:
     layer = data.draw(layers("differential"))
     assume(layer.config.projection.kind == "separate")
-    fields = {name: getattr(layer.config.projection, name) for name in ("bias", "qk_norm", "clip")}
+    fields = {name: getattr(layer.config.projection, name) for name in ("bias", "qk_norm", "clip", "groups")}
     config = layer.config.replace(projection=Convolved(width=3, **fields))
     mixed = config.build(D_MODEL, 32, 0, "").double().eval()
     mixed.load_state_dict(layer.module.state_dict(), strict=False)

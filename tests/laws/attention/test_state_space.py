@@ -75,7 +75,7 @@ def test_a_long_text_goes_span_by_span_and_sends_gradients_back(
 ) -> None:
     inputs, documents = drawn(0, n), (torch.arange(n + 1) // 5)[None]
     expected = with_gradients(partial(naive, documents=documents), inputs)
-    monkeypatch.setattr(chunked, "SPAN", 8)
+    monkeypatch.setattr(chunked, "GATED_SPAN", 8)
     for found, one in zip(with_gradients(partial(gated, size=size, documents=documents), inputs), expected):
         close(found, one, 1e-10)
 

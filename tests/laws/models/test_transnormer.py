@@ -51,7 +51,7 @@ def test_the_larger_one_decays_by_depth_gates_linearly_and_has_a_bilinear_mlp() 
     x = stream(1, 4, d_model=16)
     close(block.mlp.write(3 * x), 9 * block.mlp.write(x))
     merge, z = block.attn.merge, stream(2, 4, 3, d_model=8)[None]
-    one, two = (merge.prepare(z, factor * x, merge.scale(z, None)) for factor in (1, 2))
+    one, two = (merge.prepare(z, factor * x, merge.scale(z)) for factor in (1, 2))
     close(two, 2 * one)
     ids = torch.arange(9)[None]
     state = model.begin(batch=1)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from glassformer.attention.kernels.decay import Decay, gates_decay
 
-SPAN = 4096  # positions that are mixed together
+# positions that are mixed together; fewer where each has a decay of its own, whose products then stay in the cache
+SPAN, GATED_SPAN = 4096, 512
 
 
 def chunked(
@@ -43,9 +44,9 @@ def chunked(
         documents: Which document the memory is of, and each position after it: a position sees its own alone. None if
             all is one.
     """
-    pieces = []
-    for start, stop, length in spans(q.shape[-2], size):
-        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
+    pieces, found = [], spans(q.shape[-2], size)
+    rows = zip(*(by_span(x, found) for x in (q, k, v)))
+    for (start, stop, _), part in zip(found, rows, strict=True):
         own = None if documents is None else documents[:, start : stop + 1]
         z, memory = _Chunked.apply(*part, decay, memory, own)  # type: ignore[misc]
         pieces.append(z.flatten(-3, -2))
@@ -58,7 +59,7 @@ def gated(
     v: Float[Tensor, "batch head pos d_value"],
     log_keep: Float[Tensor, "batch head pos"],
     memory: Float[Tensor, "batch head d_head d_value"],
-    size: int = 64,
+    size: int = 32,
     documents: Int[Tensor, "b pos_and_one"] | None = None,
 ) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head d_head d_value"]]:
     """Return mixed values and the memory after the last position, where every position says what it keeps.
@@ -78,25 +79,33 @@ def gated(
             keep = keep * (documents[:, 0] == documents[:, 1])[:, None, None, None]
         memory = keep * memory + k.mT @ v
         return q @ memory, memory
-    pieces = []
-    for start, stop, length in spans(q.shape[-2], size):
-        part = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-        keep = log_keep[..., start:stop].unflatten(-1, (-1, length))
+    pieces, found = [], spans(q.shape[-2], size, GATED_SPAN)
+    rows = zip(*(by_span(x, found) for x in (q, k, v)), by_span(log_keep, found, -1))
+    for (start, stop, _), (*part, keep) in zip(found, rows, strict=True):
         own = None if documents is None else documents[:, start : stop + 1]
         z, memory = _Chunked.apply(*part, keep, memory, own)  # type: ignore[misc]
         pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2) if len(pieces) > 1 else pieces[0], memory
 
 
-def spans(n: int, size: int) -> list[tuple[int, int, int]]:
+def spans(n: int, size: int, most: int | None = None) -> list[tuple[int, int, int]]:
     """Return which positions are mixed together, from where up to where, and in chunks of which length.
 
-    As many as fill whole chunks, up to `SPAN`, so that what is made on the way stays small however long the text; the
-    short rest is a chunk of its own.
+    As many as fill whole chunks, up to `most` (by default `SPAN`), so that what is made on the way stays small however
+    long the text; the short rest is a chunk of its own.
     """
-    whole, step = n // size * size, max(SPAN // size, 1) * size
+    whole, step = n // size * size, max((SPAN if most is None else most) // size, 1) * size
     full = [(start, min(start + step, whole), size) for start in range(0, whole, step)]
     return full if whole == n else [*full, (whole, n, n - whole)]
+
+
+def by_span(x: Tensor, found: list[tuple[int, int, int]], axis: int = -2) -> list[Tensor]:
+    """Return what lies in each span, its chunks on an axis of their own.
+
+    All of them have one gradient together; slices would each have one as long as the text.
+    """
+    parts = x.split([stop - start for start, stop, _ in found], axis)
+    return [part.unflatten(axis, (-1, length)) for part, (_, _, length) in zip(parts, found, strict=True)]
 
 
 def chunked_flops(n: int, d_head: int, d_value: int, size: int = 64) -> int:
@@ -142,7 +151,7 @@ class _Chunked(torch.autograd.Function):
         ctx.documents = documents
         c = _decay(keep, documents, q)
         before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
-        return c.within(q @ k.mT) @ v + c.from_start * (q @ before), last
+        return torch.addcmul(c.within(q @ k.mT) @ v, c.from_start, q @ before), last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,13 +160,13 @@ class _Chunked(torch.autograd.Function):
         c = _decay(keep, ctx.documents, q)
         before, last = _memories((c.to_end * k).mT @ v, c.over, memory)
         weight = c.within(dz @ v.mT)
-        dq = weight @ k + c.from_start * (dz @ before.mT)
+        dq = torch.addcmul(weight @ k, c.from_start, dz @ before.mT)
         # the gradient of the memory runs backwards in time: the same recursion on flipped chunks
         writes = ((c.from_start * q).mT @ dz).flip(2)
         after, dmemory = _memories(writes, c.over.flip(2), dlast)
         after = after.flip(2)
-        dk = weight.mT @ q + c.to_end * (v @ after.mT)
-        dv = c.within(q @ k.mT).mT @ dz + c.to_end * (k @ after)
+        dk = torch.addcmul(weight.mT @ q, c.to_end, v @ after.mT)
+        dv = torch.addcmul(c.within(q @ k.mT).mT @ dz, c.to_end, k @ after)
         dkeep = None if keep.ndim == 1 else _of_gates(dq * q, dk * k, after, before, last)
         return dq, dk, dv, dkeep, dmemory, None
 

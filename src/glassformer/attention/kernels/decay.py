@@ -27,8 +27,8 @@ class Decay(NamedTuple):
     over: Float[Tensor, "#batch #head #chunk 1 1"]
 
     def within(self, products: Float[Tensor, "batch head chunk row row"]) -> Tensor:
-        """Return the weights of a chunk's rows for each other."""
-        return products * self.between
+        """Return the weights of a chunk's rows for each other, in the place of products of theirs."""
+        return products.mul_(self.between)
 
 
 def gates_decay(
@@ -52,12 +52,25 @@ def gates_decay(
         from_start = to_end = over = like.new_ones(())
         between = seen.to(like.dtype)
     else:
-        # differences of running sums: of those in float32 little is left where a gate has closed once
         total = log_keep.double().cumsum(-1)
-        between = (total[..., :, None] - total[..., None, :]).masked_fill(~seen, float("-inf")).to(like.dtype).exp()
+        between = _between(total, seen, like.dtype)
         from_start, to_end = (x[..., None].to(like.dtype).exp() for x in (total, total[..., -1:] - total))
         over = from_start[..., -1:, :]
     if documents is not None and own is not None:
         before, last = documents[:, :-1:size][:, None, :, None, None], own[..., -1:, :]
         from_start, to_end, over = from_start * (own == before), to_end * (own == last), over * (before == last)
     return Decay(between, from_start, to_end, over)
+
+
+def _between(total: Float[Tensor, "batch head chunk row"], seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return exponentials of the differences of running sums, zero where nothing is seen.
+
+    Of differences in float32 little is left where a gate has closed once: what rounding takes off sums is put back.
+    """
+    near = total.to(dtype)
+    rest = (total - near).to(dtype)
+    between = near[..., :, None] - near[..., None, :]
+    between += rest[..., :, None]
+    between -= rest[..., None, :]
+    between += torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    return between.exp_()

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.attention.kernels.chunked import spans
+from glassformer.attention.kernels.chunked import by_span, spans
 from glassformer.attention.kernels.decay import gates_decay
 from glassformer.numerics.decompositions import unit_lower_solution
 
@@ -48,13 +48,12 @@ def delta_chunks(
     """
     if q.shape[-2] == 1:
         return _step(q, k, v, beta, log_keep, memory, documents)
-    pieces = []
-    for start, stop, length in spans(q.shape[-2], size):
-        rows = [x[..., start:stop, :].unflatten(-2, (-1, length)) for x in (q, k, v)]
-        share = beta[..., start:stop].unflatten(-1, (-1, length))
-        gate = None if log_keep is None else log_keep[..., start:stop].unflatten(-1, (-1, length))
+    pieces, found = [], spans(q.shape[-2], size)
+    gates = [None] * len(found) if log_keep is None else by_span(log_keep, found, -1)
+    rows = zip(found, *(by_span(x, found) for x in (q, k, v)), by_span(beta, found, -1), gates, strict=True)
+    for (start, stop, _), q_span, k_span, v_span, share, gate in rows:
         own = None if documents is None else documents[:, start : stop + 1]
-        z, memory = _chunks(rows[0], rows[1], rows[2], share, gate, memory, own)
+        z, memory = _chunks(q_span, k_span, v_span, share, gate, memory, own)
         pieces.append(z.flatten(-3, -2))
     return torch.cat(pieces, -2) if len(pieces) > 1 else pieces[0], memory
 

@@ -53,7 +53,7 @@ class StateSpace(MixerConfig, kind="state_space"):
     shortest: Amount = 0.0
     longest: Positive | None = None
     bias: bool = False
-    chunk: Count = 64
+    chunk: Count = 32
 
     traits: ClassVar[Traits] = Traits(reads_input=True)
     stores_keys: ClassVar[bool] = False

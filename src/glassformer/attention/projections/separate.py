@@ -264,7 +264,7 @@ class SourceProjection(SeparateProjection):
             (q, k, v), _ = super().forward(inputs)
             # as they are before any edit: the next step visits the same keys again, and would edit them twice
             return (q, k, v), None if kept is None else SourceState(k, v)
-        q = heads_of(self._part(inputs.query, 0, 1), self.dims.n_heads, self.streams)
+        q = repeated(heads_of(self._part(inputs.query, 0, 1), self.made[0], self.streams), self.dims.n_heads, -3)
         q = q if self.norms is None else self.norms[0](q)
         q = q if inputs.own is None else inputs.own("query", q)
         q, _ = inputs.positions.rotate(q, None, inputs.context)
@@ -274,8 +274,8 @@ class SourceProjection(SeparateProjection):
         return SourceState()
 
     def state_numbers(self, length: int, source_length: int) -> int:
-        _, key, value = self.widths
-        return source_length * (key + value) if length else 0
+        key = self.dims.n_kv_heads * self.streams * self.dims.d_head
+        return source_length * (key + self.widths[2]) if length else 0
 
 
 def repeated(each: Tensor, heads: int, axis: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.attention import Attention, Convolved, Merge, StateSpace
+from glassformer.attention import Convolved, Merge, StateSpace
 from glassformer.checkpoints.families.family import Family, Piece, Right, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.models import DecoderConfig, RmsNorm, block, repeat
@@ -56,22 +56,19 @@ def _config(fields: Fields) -> DecoderConfig:
 
 def _limits(fields: Fields) -> tuple[float, float | None]:
     """Return the shortest and the longest step; None for no longest."""
-    found = fields.get("time_step_limit", [0.0, math.inf])
+    found: list[Any] = fields.get("time_step_limit", [0.0, math.inf])
     # JSON knows no infinity, and files say it in a word
-    found = [float(x["__float__"]) if isinstance(x, dict) and set(x) == {"__float__"} else x for x in found]
-    if len(found) != 2 or not all(isinstance(x, (int, float)) for x in found) or not 0 <= found[0] < found[1]:
+    numbers = [float(x.get("__float__", "nan")) if isinstance(x, dict) else float(x) for x in found]
+    if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
         raise fields.wrong("time_step_limit", found, "two rising numbers that are not negative")
-    return float(found[0]), None if found[1] == math.inf else float(found[1])
+    return numbers[0], None if numbers[1] == math.inf else numbers[1]
 
 
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}.attn", "backbone.layers.{i}.mixer"
-    attention: Attention = config.layers[0].parts[0]
-    dims, projection, groups = (
-        attention.dims(config.d_model, config.max_len),
-        attention.projection,
-        attention.projection.groups,
-    )
+    attention: Any = config.layers[0].parts[0]
+    dims, projection = attention.dims(config.d_model, config.max_len), attention.projection
+    groups = projection.groups
     inner, keys = dims.n_heads * dims.d_value, groups * dims.d_head
     made = 2 * inner + 2 * keys + dims.n_heads
 
