@@ -262,7 +262,7 @@ def test_behind_its_norm_attention_without_a_denominator_does_not_know_the_size_
     scaled = attention.tape("z", edit=[Scale("value", factor)])
     close(attention(x, tape=scaled), attention(x), 1e-9)
     z = mixer.as_published()["merge"].replace(eps=1e-30).build(attention.module.dims)
-    normed = z.normed(scaled.values["z"], z.scale(scaled.values["z"]))
+    normed = z.normed(scaled.values["z"], z.scale(scaled.values["z"], None))
     close(normed.norm(dim=-1), torch.full((2, 6), normed.shape[-1] ** 0.5, dtype=torch.float64))
 
 
