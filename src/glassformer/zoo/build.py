@@ -26,10 +26,12 @@ from glassformer.data import Batch, BigramModel, Data, NGramModel, TextConfig, T
 from glassformer.data.grammar import SentencePair
 from glassformer.data.grammar.translation import ZhEnData
 from glassformer.data.text.sources import PROSE
+from glassformer.files.packaged import shipped_folder
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.assignments import assignments, continued
+from glassformer.zoo.beside import SHARED, figures_beside, notes_beside
 from glassformer.zoo.card import ModelCard, card, write_card
 from glassformer.zoo.held_out import HeldOut
 from glassformer.zoo.sentences import MeasuredFigures, known_words, sentences
@@ -59,7 +61,7 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
     model = checkpoints.load(folder)
     last = read_metrics(finished)[-1]
     facts = run_steps.read_facts(run_steps.at(finished, last["step"]))
-    found = measured(model, config)
+    found = measured(model, config, BESIDE.get(name))
     card = ModelCard(
         name=name,
         about=ABOUT[name],
@@ -71,10 +73,11 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
         tokens=last["tokens"],
         seconds=last["seconds"],
         threads=facts["threads"],
+        device=facts.get("device", "cpu"),
         dtype="float16",
         synthetic=config.data.synthetic(),
         **found._asdict(),
-        versions={"torch": str(torch.__version__).split("+")[0], "python": platform.python_version()},
+        versions={"torch": facts["torch"].split("+")[0], "python": facts.get("python", platform.python_version())},
     )
     write_card(card, folder)
     return card
@@ -83,7 +86,7 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
 def refresh(name: str, out: Path) -> ModelCard:
     """Measure a shipped model again, on the weights it ships with, and write its card; return the card."""
     model, config = checkpoints.load(out / name), recipe(name)
-    told = measured(model, config)._asdict()
+    told = measured(model, config, BESIDE.get(name))._asdict()
     found = dataclasses.replace(card(name), synthetic=config.data.synthetic(), **told)
     write_card(found, out / name)
     return found
@@ -97,17 +100,31 @@ class Measured(NamedTuple):
     notes: tuple[str, ...]
     findings: tuple[str, ...]
     samples: tuple[str, ...]
+    beside: dict[str, dict[str, float]]
 
 
-def measured(model: ModelLike, config: TrainConfig) -> Measured:
-    """Return what is measured of a model that a recipe trained."""
+def measured(model: ModelLike, config: TrainConfig, other: str | None = None) -> Measured:
+    """Return what is measured of a model that a recipe trained, and of another shipped one beside it."""
     trained = config.data.build(model.tokenizer)
     measure = _translation if _translates(config) else _language
     figures, notes, samples, rows = measure(model, config, trained)
-    rounded: dict[str, float] = {
-        name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()
-    }
-    return Measured(trained.describe(), rounded, tuple(notes), findings(model, rows), tuple(samples))
+    beside = {}
+    if other is not None:
+        own, theirs = _beside(model, checkpoints.load(shipped_folder(other)), config)
+        figures, notes = figures | own, [*notes, *notes_beside(other)]
+        beside = {other: {name: card(other).figures[name] for name in SHARED} | _rounded(theirs)}
+    return Measured(trained.describe(), _rounded(figures), tuple(notes), findings(model, rows), tuple(samples), beside)
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()}
+
+
+def _beside(model: ModelLike, other: ModelLike, config: TrainConfig) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the figures of two models that read the same text."""
+    text = (config.evaluate or config.data).build(model.tokenizer)
+    spans = repeated_spans(list(text.documents("heldout")), model.require_tokenizer().require("bos"))
+    return figures_beside(model, other, spans, SPAN_REPEATS)
 
 
 def findings(model: ModelLike, batches: list[Batch]) -> tuple[str, ...]:
@@ -120,10 +137,12 @@ def findings(model: ModelLike, batches: list[Batch]) -> tuple[str, ...]:
     )
 
 
+BESIDE = {"hybrid-4l": "gpt-4l"}
 ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
+    "hybrid-4l": "Three layers of lightning attention and one of softmax that write Python, in the shape of gpt-4l.",
     "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
     "zh-en": "Encoder-decoder in the original post-norm wiring that translates simple Chinese sentences to English.",
 }

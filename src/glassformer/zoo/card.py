@@ -30,6 +30,7 @@ class ModelCard:
         tokens: Target tokens seen.
         seconds: Wall-clock time of training, with `threads` CPU threads.
         threads: CPU threads.
+        device: Where it was trained: `cpu`, or an accelerator by its name.
         dtype: Of the stored weights.
         data: What `Data.describe()` says of what it was trained on.
         synthetic: What of each training batch was made up: its share of the rows, by what it is.
@@ -37,6 +38,7 @@ class ModelCard:
         notes: What the figures mean and how they were taken.
         findings: What `glassformer circuits` finds in the model, in sentences.
         samples: A few outputs.
+        beside: Figures of another shipped model, by its name, that the card compares this one with.
         licence: Of weights and card.
     """
 
@@ -57,6 +59,8 @@ class ModelCard:
     findings: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
     synthetic: dict[str, float] = field(default_factory=dict)
+    device: str = "cpu"
+    beside: dict[str, dict[str, float]] = field(default_factory=dict)
     licence: str = "Apache-2.0"
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -65,7 +69,6 @@ class ModelCard:
 
     def to_markdown(self) -> str:
         """The card as a page."""
-        rows = [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in self.figures.items()]
         minutes = self.seconds / 60
         fence = "````"
         told = [
@@ -76,6 +79,11 @@ class ModelCard:
                 "training: {steps:,} steps, {tokens:,} target tokens, {minutes:.0f} minutes on {threads} CPU thread(s) "
                 "of a shared machine",
                 steps=self.steps, tokens=self.tokens, minutes=minutes, threads=self.threads,
+            )
+            if self.device == "cpu"
+            else spoken(
+                "training: {steps:,} steps, {tokens:,} target tokens, {minutes:.0f} minutes on {device}",
+                steps=self.steps, tokens=self.tokens, minutes=minutes, device=self.device,
             ),
             spoken("made up: {what}", what=said_of_synthetic(self.synthetic)),
             spoken("weights: {dtype} safetensors; licence {licence}", dtype=self.dtype, licence=self.licence),
@@ -84,7 +92,7 @@ class ModelCard:
         parts = [
             f"# {self.name}\n\n{spoken(self.about)}",
             "\n".join(f"- {line}" for line in told),
-            f"## {spoken('Figures')}\n\n{spoken('| figure | value |')}\n|---|---|\n" + "\n".join(rows),
+            f"## {spoken('Figures')}\n\n{self._table()}",
             *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
             *(
                 [f"## {spoken('Circuits')}\n\n" + "\n".join(f"- {line}" for line in self.findings)]
@@ -98,6 +106,16 @@ class ModelCard:
                 f"## {spoken('Samples')}\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples)
             )
         return "\n\n".join(parts) + "\n"
+
+    def _table(self) -> str:
+        """The figures, those of the model beside which they stand in a column of their own."""
+        heading, line = spoken("| figure | value |"), "|---|---|"
+        lines = [heading + "".join(f" {name} |" for name in self.beside), line + "---|" * len(self.beside)]
+        for name, value in self.figures.items():
+            others = (figures.get(name) for figures in self.beside.values())
+            told = "".join(f" {'' if other is None else _number(other)} |" for other in others)
+            lines.append(f"| {name.replace('_', ' ')} | {_number(value)} |{told}")
+        return "\n".join(lines)
 
 
 def said_of_synthetic(shares: Mapping[str, float]) -> str:
