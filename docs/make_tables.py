@@ -88,6 +88,7 @@ ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
     "gpt-4l": "四层 Llama 式结构（RMSNorm、RoPE、分组键值、SwiGLU），会写 Python。",
+    "hybrid-4l": "三层 lightning 注意力加一层 softmax，规模同 gpt-4l，会写 Python。",
     "prose-4l": "与 gpt-4l 同样的四层，读英文：文档字符串、注释，以及答案已知的句子。",
     "zh-en": "采用最初 post-norm 接法的编码器-解码器，把简单的中文句子译成英文。",
 }

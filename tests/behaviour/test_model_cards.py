@@ -19,7 +19,7 @@ from glassformer.zoo.held_out import HeldOut
 from glassformer.zoo.shares import share_interval
 from one_pass import in_one_pass
 
-NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l", "zh-en")
+NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "hybrid-4l", "prose-4l", "zh-en")
 
 
 def test_the_list_of_models_shows_every_figure_of_every_card(capsys, monkeypatch):

@@ -137,13 +137,12 @@ def hybrid_4l() -> TrainConfig:
     Everything else is as there, so that what differs between the two is what their layers do. Lightning layers have
     keys and values for every head and a gate; their MLPs are narrower by as many parameters.
     """
-    whole = gpt_4l()
-    softmax = whole.model.layers[-1]
+    whole, wide = gpt_4l(), small_llama(2048)
+    softmax = wide.layers[-1]
     lightning = published_block(
         Lightning(), n_heads=8, norm=RmsNorm(), mlp=Mlp(472, activation="silu", gated=True, bias=False)
     )
-    model = DecoderConfig(2048, 256, every(4, softmax, lightning, 4), max_len=512, final_norm=RmsNorm())
-    return whole.replace(model=model, compile=False)
+    return whole.replace(model=wide.replace(layers=every(4, softmax, lightning, 4)), compile=False)
 
 
 def prose_4l() -> TrainConfig:

@@ -36,7 +36,7 @@ class ActivatedProjection(SeparateProjection):
     def bent(self, x: Tensor) -> Tensor:
         return F.silu(super().bent(x))
 
-    def departs(self, of: Of) -> Departure:
+    def departs(self, of: Of, value: int | None = None) -> Departure:
         if of == "values":
             return Departure("passes its values through silu", "no matrix says what a head moves", TAKE_VALUES)
         return Departure("passes its queries and keys through silu", "its scores are not bilinear", READ_SCORES)

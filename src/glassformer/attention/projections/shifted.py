@@ -100,7 +100,7 @@ class ShiftedProjection(SeparateProjection):
         (q, k, v), _ = super().before_rotation(made, inputs)
         return (q, k, v - v.mean(-1, keepdim=True) if self.centred else v), None
 
-    def departs(self, of: Of) -> Departure:
+    def departs(self, of: Of, value: int | None = None) -> Departure:
         if of == "values":
             how = "mixes what values are made of with what was read just before (shifted)"
             return Departure(how, "no single matrix says what a head moves", TAKE_MIXED)
