@@ -21,6 +21,7 @@ from glassformer.analysis.from_weights._positional import offsets_by_position
 from glassformer.analysis.from_weights.selection import values_of
 from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
+from glassformer.models import SubLayer
 from glassformer.numerics.precision import wide_copy
 from glassformer.weights import AttentionWeights, HeadWeights
 
@@ -71,6 +72,14 @@ class TokenReads:
                 f"layers read.\n    {instead}"
             )
 
+        passed = filter(self._passes, w.model.sub_layers(self.stack))
+        shifted = [layer for layer in passed if not isinstance(layer.part, ByPosition)]
+        if shifted:
+            raise AnalysisUnavailable(
+                f'{analysis} through="stream": {shifted[0].path} reads what came before, so weights do not say what a '
+                'token becomes on its way.\n    Ask through="token".'
+            )
+
     def __call__(self, ids: Int[Tensor, " n"]) -> Iterator[tuple[str, Float[Tensor, "n d_model"]]]:
         """Yield each layer's path and what it reads, in the order of the forward pass; call without gradients."""
         w = self.w
@@ -79,11 +88,11 @@ class TokenReads:
         for place in w.model.sub_layers(self.stack):
             entry = x if place.entry == place.index else entry
             layer = self.layers.get(place.path)
-            if layer is None and (self.through == "token" or place.role != "mlp"):
+            if layer is None and not self._passes(place):
                 continue
             if layer is None:
                 assert place.before is not None, "no norm stands on the stream"
-                assert isinstance(place.part, ByPosition), "an MLP works at each position by itself"
+                assert isinstance(place.part, ByPosition), "others were refused"
                 # the hidden layer is wider than the stream, and rows may be a whole vocabulary
                 part, norm = wide_copy(place.part), wide_copy(place.before)
                 written = torch.cat([part.write(norm(some[None]))[0] for some in entry.split(CHUNK)])
@@ -94,6 +103,10 @@ class TokenReads:
                 written = self._written(layer, first)
             if written is not None:
                 x = x + w.normed(written, place.write_norm)
+
+    def _passes(self, place: SubLayer) -> bool:
+        """Whether tokens pass a sub-layer other than attention on their way."""
+        return self.through == "stream" and place.role == "mlp" and place.path not in self.layers
 
     def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
         """Return what heads write of the token they stand on, as far as they attend to it."""
