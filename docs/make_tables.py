@@ -130,12 +130,11 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
         about = ABOUT.get(card["name"], card["about"]) if chinese else card["about"]
         found = {name: card["figures"][name] for name in FIGURES if name in card["figures"]}
         measured = [f"{FIGURES[name][language]} {_number(value)}" for name, value in found.items()]
-        minutes, threads = f"{card['seconds'] / 60:.0f}", card["threads"]
-        trained = f"{card['tokens'] / 1e6:.1f} M tokens, {minutes} min, {threads} CPU thread" + "s" * (threads > 1)
+        trained = f"{card['tokens'] / 1e6:.1f} M tokens"
         if chinese:
-            trained = f"{10 * round(card['tokens'] / 1e5)} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
+            trained = f"{10 * round(card['tokens'] / 1e5)} 万词元"
         trained += _made_up(card.get("synthetic", {}), chinese=chinese)
-        size = (f", {card['parameters']:,} parameters", f"，{card['parameters']:,} 个参数")[language]
+        size = (f", {card['parameters'] / 1e6:.2f} M parameters", f"，{card['parameters'] / 1e4:.0f} 万参数")[language]
         rows.append((f"`{card['name']}`{size}<br>{about}", trained, ("; ", "；")[language].join(measured)))
     return _table(rows)
 

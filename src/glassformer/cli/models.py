@@ -16,6 +16,8 @@ from glassformer.words import spoken, spoken_each
 from glassformer.zoo import ModelCard, card, cards
 from glassformer.zoo.card import said_of_synthetic
 
+MODELS_BESIDE = 3  # in one table, on a terminal of 80 columns
+
 
 def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bool = False, json: bool = False) -> None:
     """List the shipped models with their measured figures, or show the card of one; or what applies to what.
@@ -50,11 +52,13 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
     for found in shipped.values():
         made_up = spoken("\nmade up: {what}", what=said_of_synthetic(found.synthetic)) if found.synthetic else ""
         console.print(f"{found.name}: {spoken(found.about)}{made_up}", highlight=False)
-    console.print(_figures(shipped))
+    names = list(shipped)
+    for i in range(0, len(names), MODELS_BESIDE):
+        console.print(_figures({name: shipped[name] for name in names[i : i + MODELS_BESIDE]}))
 
 
 def _figures(shipped: Mapping[str, ModelCard]) -> Table:
-    """Return every figure of every model: a row each, so that none is cut."""
+    """Return every figure of some models: a row each, so that none is cut."""
     table = Table("", *shipped, title=spoken("shipped models"))
     names = dict.fromkeys(name for found in shipped.values() for name in found.figures)
     table.columns[0].min_width = max(len(word) for name in ("parameters", *names) for word in name.split("_"))

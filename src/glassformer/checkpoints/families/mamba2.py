@@ -48,7 +48,7 @@ def _config(fields: Fields) -> DecoderConfig:
         fields.whole("vocab_size"),
         d_model,
         repeat(layer, fields.whole("num_hidden_layers")),
-        max_len=LONGEST,
+        max_len=fields.whole("max_position_embeddings", LONGEST),
         final_norm=RmsNorm(eps),
         tied=fields.flag("tie_word_embeddings", False),
     )
