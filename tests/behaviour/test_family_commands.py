@@ -43,15 +43,15 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
     ),
-    # what is made of normed latents is no matrix's, and experts are as below
+    # scales of normed latents are held, but not for each position; experts are as below
     **dict.fromkeys(
         (
             "deepseek_v2", "deepseek_v2_lite_queries_of_the_stream", "deepseek_v2_groups_of_experts_tied",
             "deepseek_v3", "deepseek_v3_halves_turn_and_shares_are_as_they_are",
         ),
-        circuits_without(BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK),
+        circuits_without(BANDWIDTH, QK),
     ),
-    # nor is what is read at two positions, and mixed by one head for each channel
+    # what is read at two positions is no matrix's, nor what is mixed by one head for each channel
     **dict.fromkeys(
         ("rwkv", "rwkv_deeper_narrow_mlp_tied"),
         circuits_without(BANDWIDTH, "composition", OV, OFFSETS, INDUCTION, QK),

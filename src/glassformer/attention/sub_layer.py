@@ -111,7 +111,7 @@ class SubLayerModule(nn.Module):
         return ()
 
     def charges(self, read: Mapping[str, Tensor], real: Bool[Tensor, "batch pos"] | None) -> list[Any]:
-        """Return what training adds to the loss for what it did in one pass, as `models.routing.Charge`s.
+        """Return what training adds to the loss for what it did in one pass, each a `models.routing.Charge`.
 
         Args:
             read: Its sites of that pass, by name.
