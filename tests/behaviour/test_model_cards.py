@@ -10,6 +10,7 @@ from glassformer.cli import main
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import UnknownModel
 from glassformer.models import GREEDY, generate
+from glassformer.models.accounting import state_bytes
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
 from glassformer.zoo.assignments import N_ASSIGNMENTS, pairs_beside, words_beside
@@ -146,3 +147,18 @@ def test_a_bare_animal_acts_in_what_the_translator_says():
     model = glassformer.load("zh-en")
     made = generate(model, source=["猫吃鱼", "老师看书", "我吃了一个苹果"], sampling=GREEDY, max_new_tokens=12)
     assert made.texts == ("The cat eats fish", "The teacher reads books", "I ate an apple")
+
+
+def test_a_card_beside_another_shows_the_figures_that_both_have_and_where_the_model_was_trained():
+    found = card("hybrid-4l")
+    lines = found.to_markdown().splitlines()
+    assert "| figure | value | gpt-4l |" in lines
+    both = found.beside["gpt-4l"]
+    assert {name: both[name] for name in ("heldout_loss", "prefix_matching")} == {
+        name: card("gpt-4l").figures[name] for name in ("heldout_loss", "prefix_matching")
+    }
+    assert set(both) <= set(found.figures)
+    assert f"| heldout loss | {found.figures['heldout_loss']:.4g} | {both['heldout_loss']:.4g} |" in lines
+    assert any(line.endswith(f"minutes on {found.device}") for line in lines)
+    config = glassformer.load("hybrid-4l").config
+    assert found.figures["state_bytes_at_4096"] == state_bytes(config, 4096)
