@@ -26,6 +26,7 @@ from glassformer.studies import (
     induction_by_mechanism,
     induction_heads,
     key_norms_beyond_length,
+    linear_patterns,
     memorisation,
     noam_and_cosine,
     output_layers,
@@ -226,6 +227,13 @@ def test_a_choice_tells_all_of_the_chain_or_nothing_of_it():
     for expert, bits in ((chain, 2.0), (torch.arange(16) % 4, 0.0), (chain // 2, 1.0)):
         chosen = torch.nn.functional.one_hot(expert, 4)[:, None].expand(16, 5, 4)
         assert balanced_experts.told(chosen) == pytest.approx(bits)
+
+
+def test_the_rank_of_products_of_features_is_how_many_features_there_are_whatever_divides_the_rows():
+    q, k = torch.randn(2, 5, 32, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
+    pattern = q @ k.mT
+    assert linear_patterns.rank(pattern / pattern.sum(-1, keepdim=True)) == 16
+    assert linear_patterns.rank(pattern.softmax(-1)) > 16
 
 
 def test_with_both_normed_scores_are_cosines_times_what_the_article_has():
