@@ -427,7 +427,7 @@ class Context:
         return self.memo["ends"]
 
     def reaches(self, back: int) -> Bool[Tensor, "b pos"] | None:
-        """Which of the new positions may see the one so many before it, or themselves; None if all that have one may."""
+        """Which of the new positions may see the one so many before them; None if all may for which there is one."""
         if all(isinstance(term, Causal) for term in self.mask.terms):
             return None
         if ("reaches", back) not in self.memo:

@@ -26,7 +26,8 @@ class Depthwise(nn.Module):
 
     Args:
         channels: How many.
-        width: Positions along a text that one is made of, itself among them; rows and columns over a grid, an odd number.
+        width: Positions along a text that one is made of, itself among them; an odd number of rows and columns over a
+            grid.
         grid: Rows and columns of the input; None for a text.
     """
 

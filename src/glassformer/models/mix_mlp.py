@@ -2,9 +2,9 @@
 
     u_t = silu(x_t W_in + b),   (a_t, g_t) = conv(u)_t,   out_t = (a_t * silu(g_t)) W_out
 
-The convolution is depthwise and has a bias, see `attention.depthwise`: over a grid each neuron is mixed with itself at the
-places around, which says where places are, to a model that has no positions. Along a text it looks back only, which is not
-in the paper: its models are of images.
+The convolution is depthwise and has a bias, see `attention.depthwise`: over a grid each neuron is mixed with itself at
+the places around, which tells a model without positions where places are. Along a text it looks back only; that is not
+in the paper, whose models are of images.
 
 State, along a text: u at the last width - 1 positions. A grid is read whole, and has none.
 Cost: O(pos d_mlp (d_model + width)), width^2 over a grid.

@@ -250,8 +250,8 @@ def sana(
 ) -> tuple[BlockConfig, ...]:
     """Blocks of SANA: linear attention with features relu, no positions, and a Mix-FFN, which says where places are.
 
-    The paper's heads are 32 wide. Some of its models norm queries and keys over all heads: `qk_norm=QueryKeyNorm(over="all")`.
-    Its attention to a prompt and what a time step makes of norms are a generator's, and not here.
+    The paper's heads are 32 wide. Some of its models norm queries and keys: `qk_norm=QueryKeyNorm(over="all")`. Its
+    attention to a prompt and what a time step makes of norms are a generator's, and not here.
 
     Args:
         n_layers: How many.

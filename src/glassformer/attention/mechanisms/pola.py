@@ -5,11 +5,12 @@
     opposite_ts = q+_t . k-_s + q-_t . k+_s
     z_t = (sum_s same_ts v_s / sum_s same_ts,  sum_s opposite_ts v'_s / sum_s opposite_ts)  +  conv(v, v')_t
 
-A head has two values, each half as wide as its queries; what the second carries the paper never subtracts, it leaves it
-to coefficients learned behind (where p = 1, same - opposite is q . k). Queries and keys are divided by softplus(s), s of
-each channel, and with `key_places` keys have P added first, a vector of each position. `convolution` is depthwise, with
-one kernel and bias for all heads: over a grid (`Attention(grid=…)`) around each place. Along a text it reads a position
-and those before it, whatever the mask lets be seen behind: that, and causal attention, are not in the paper.
+A head has two values, each half as wide as its queries. Where p = 1, same - opposite is q . k; the paper never
+subtracts, and leaves it to coefficients behind to learn what a minus would do. Queries and keys are divided by
+softplus(s), s of each channel, and with `key_places` keys have P added first, a vector of each position. `convolution` is
+depthwise, with one kernel and bias for all heads: over a grid (`Attention(grid=…)`) around each place. Along a text it
+reads a position and those before it, whatever the mask lets be seen behind: that, and causal attention, are not in the
+paper.
 
 Pattern: two per head, exact, non-negative; rows sum to one (up to eps; a row whose products are all zero is zero). What
 a convolution adds is no pattern of heads but one of each channel, and, for its bias, affine in the values: it is the
@@ -18,8 +19,8 @@ State: sums of features times values and of features, float32, for both values: 
 pos; with a convolution the last values. Over a grid there is none.
 Cost: O(pos d_head d_value), twice that of `linear` with twice the features.  Forms: left product (dense), chunks (fast),
 recurrence (scan).
-The coefficients: in the paper two learned matrices, G^s and G^o, one for each value. The released code has one gate in
-place of both, x W_G + b, behind the convolution: that is `Merge(gate="linear", gate_bias=True)`, of `published_block`.
+The coefficients: in the paper two learned matrices, G^s and G^o, one for each value. The released code has one gate for
+both, x W_G + b, behind the convolution, and so has the layer of `models.published_block`: `Merge(gate="linear")`.
 Differs from it in that eps is added to sums, there to means, and that keys and values of fewer places (its spatial
 reduction) are not offered.
 Source: Meng et al. 2025, "PolaFormer: Polarity-aware Linear Attention for Vision Transformers" (2501.15061), section 4.
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from glassformer.arguments import Amount, Count
 from glassformer.attention.context import Context
 from glassformer.attention.depthwise import Depthwise, needs_whole_grid
+from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.mechanisms.linear import FeatureMixer, FeatureWeights, LinearState
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Traits, per_query_head
@@ -148,7 +150,7 @@ class PolaMixer(FeatureMixer, config=Pola):
         return self._over(weight, weight.sum(-1, keepdim=True)).to(q.dtype)
 
     def features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features and values as those of twice as many heads: all heads with equal signs, then with opposite."""
+        """Return features and values as those of twice as many heads: all with equal signs, then all with opposite."""
         (positive, negative), k = self.polar(q), torch.cat(self.polar_keys(k, context), -1)
         real = context.real_keys(k.shape[-2], str(self.config.kind))
         if real is not None:
@@ -160,21 +162,29 @@ class PolaMixer(FeatureMixer, config=Pola):
     def _mixed_values(self, total: Tensor) -> Tensor:
         return self.merged(super()._mixed_values(total).unflatten(1, (2, -1)))
 
-    def decay(self, like: Tensor) -> Float[Tensor, " value_stream_and_head"]:
-        return like.new_ones(2 * self.dims.n_heads)
+    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        # one value after the other: what is made on the way, a chunk for each head, is of one at a time
+        keep, documents = self.decay(q), context.numbered(q.shape[-2])
+        parts = zip(*(u.chunk(2, 1) for u in (q, k, v, memory)), strict=True)
+        mixed, held = zip(*(chunked(*rows, keep, before, documents=documents) for *rows, before in parts))
+        return self._mixed_values(torch.cat(mixed, 1)), torch.cat(held, 1)
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        z = super().parallel(q, k, v, x, context, tape)
-        return z if self.convolution is None else z + self.local(v, context, tape)[0]
+        if self.convolution is None:
+            return super().parallel(q, k, v, x, context, tape)
+        local, _ = self.local(v, context, tape)
+        return super().parallel(q, k, v, x, context, tape) + local
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: PolaState, tape: Tape | None):
-        if self.convolution is not None and self.dims.grid is not None:
-            raise needs_whole_grid(f"layer {self.dims.layer} (pola)", self.dims.grid)
-        z, (memory,) = super().scan(q, k, v, x, context, LinearState(state.memory), tape)
+        memory = LinearState(state.memory)
         if self.convolution is None:
-            return z, PolaState(memory, state.values)
+            z, memory = super().scan(q, k, v, x, context, memory, tape)
+            return z, PolaState(*memory, state.values)
+        if self.dims.grid is not None:
+            raise needs_whole_grid(f"layer {self.dims.layer} (pola)", self.dims.grid)
         local, values = self.local(v, context, tape, state.values)
-        return z + local, PolaState(memory, values.to(state.values.dtype))
+        z, memory = super().scan(q, k, v, x, context, memory, tape)
+        return z + local, PolaState(*memory, values.to(state.values.dtype))
 
     def local(
         self,
