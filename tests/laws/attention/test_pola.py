@@ -95,7 +95,7 @@ def test_patterns_times_values_are_z_less_what_the_convolution_adds(seed: int, m
 def test_without_a_power_equal_signs_less_opposite_ones_are_the_product(seed: int) -> None:
     mixer = built(Pola(alpha=0.0), seed).mixer
     q, k = torch.randn(2, 1, 4, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    (q_up, q_down), (k_up, k_down) = mixer.polar(q), mixer.polar(k)
+    (q_up, q_down), (k_up, k_down) = (mixer.polar(u).chunk(2, -1) for u in (q, k))
     same, opposite = q_up @ k_up.mT + q_down @ k_down.mT, q_up @ k_down.mT + q_down @ k_up.mT
     scale = F.softplus(mixer.scales)[:, None]
     close(same - opposite, (q / scale) @ (k / scale).mT)

@@ -43,6 +43,7 @@ from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Traits, per_query_head
 from glassformer.attention.places import places, rows_at
 from glassformer.attention.projections import Separate
+from glassformer.attention.projections.separate import repeated
 from glassformer.trace import Tape, site
 
 
@@ -89,7 +90,11 @@ class Pola(FeatureWeights, kind="pola"):
         return 2 * dims.d_head
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        mixing = 2 * super().flops(n_queries, n_keys, dims, causal)
+        if causal:
+            mixing = 2 * super().flops(n_queries, n_keys, dims)
+        else:
+            numbers = n_keys * dims.d_z + n_queries * (dims.d_z + 2)
+            mixing = dims.n_heads * 2 * numbers * self.n_features_of(dims)
         if self.convolution is None or dims.grid is None:
             return mixing
         rows, columns = dims.grid
@@ -125,39 +130,51 @@ class PolaMixer(FeatureMixer, config=Pola):
         """Return the power of each head and channel."""
         return 1 + self.config.alpha * self.power.sigmoid()
 
-    def polar(self, u: Float[Tensor, "batch head pos d_head"]) -> tuple[Tensor, Tensor]:
-        """Return u+ and u- of queries or keys by query head, in float32 at least."""
+    def polar(self, u: Float[Tensor, "batch head pos d_head"]) -> Float[Tensor, "batch head pos feature"]:
+        """Return u+ and u- side by side, of queries or of keys by query head, in float32 at least."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         u = u / F.softplus(self.scales.to(u.dtype))[:, None]
-        size = u.abs() if self.config.alpha == 0 else u.abs() ** self.powers().to(u.dtype)[:, None]
-        return size * (u > 0), size * (u < 0)
+        if self.config.alpha > 0:
+            u = (u.abs() ** self.powers().to(u.dtype)[:, None]).copysign(u)
+        return torch.stack((u, -u), -2).relu().flatten(-2)
 
-    def polar_keys(self, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return k+ and k- of keys, grouped or by query head."""
+    def exchanged(self, features: Tensor, axis: int = -1) -> Tensor:
+        """Return u- and u+ side by side, of both the other way round."""
+        return features.roll(self.dims.d_head, axis)
+
+    def polar_keys(self, k: Tensor, q: Tensor, context: Context) -> Float[Tensor, "batch head pos feature"]:
+        """Return k+ and k- of keys, grouped or by query head; zeros of padding."""
         if self.places is not None:
             where = places(context, k.shape[-2], self.dims).key
-            added = rows_at(self.places.to(k.dtype), where)
-            k = k + added.repeat_interleave(k.shape[-3] // added.shape[-3], -3)
-        return self.polar(self.keys(k))
+            k = k + per_query_head(rows_at(self.places.to(k.dtype), where), k)
+        polar, real = self.polar(per_query_head(k, q)), context.real_keys(k.shape[-2], str(self.config.kind))
+        return polar if real is None else polar * real[:, None, :, None]
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        (positive, negative), of_keys = self.polar(q), torch.cat(self.polar_keys(k, context), -1).mT
-        same, opposite = torch.cat((positive, negative), -1), torch.cat((negative, positive), -1)
-        weight = torch.stack((same @ of_keys, opposite @ of_keys), 1)
+        asked, of_keys = self.polar(q), self.polar_keys(k, q, context).mT
+        weight = torch.stack((asked @ of_keys, self.exchanged(asked) @ of_keys), 1)
         allowed = context.allowed(q.shape[-2], k.shape[-2])
         if allowed is not None:
             weight = weight * allowed[:, None]
         return self._over(weight, weight.sum(-1, keepdim=True)).to(q.dtype)
 
+    def mixed(self, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "batch head query d_z"]:
+        """Return z of texts that are read both ways: of one memory, which the second value is read from exchanged."""
+        if context.documents is not None:
+            return self.dense(q, k, v, q, context, None)
+        asked, keys = self.polar(q), self.polar_keys(k, q, context)
+        memory = keys.mT @ per_query_head(self.merged(v), q).to(keys.dtype)
+        (first, second), total = memory.chunk(2, -1), keys.sum(-2)[..., None]
+        weighted = asked @ torch.cat((first, self.exchanged(second, -2)), -1)
+        weights = asked @ torch.cat((total, self.exchanged(total, -2)), -1)
+        return self._over(weighted.unflatten(-1, (2, -1)), weights[..., None]).flatten(-2).to(q.dtype)
+
     def features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Return features and values as those of twice as many heads: all with equal signs, then all with opposite."""
-        (positive, negative), k = self.polar(q), torch.cat(self.polar_keys(k, context), -1)
-        real = context.real_keys(k.shape[-2], str(self.config.kind))
-        if real is not None:
-            k = k * real[:, None, :, None]
-        q = torch.cat((torch.cat((positive, negative), -1), torch.cat((negative, positive), -1)), 1)
-        v = per_query_head(v, q[:, : self.dims.n_heads]).flatten(1, 2).to(k.dtype)
-        return q, torch.cat((k, k), 1), torch.cat((v, torch.ones_like(v[..., :1])), -1)
+        asked, keys = self.polar(q), self.polar_keys(k, q, context)
+        values = per_query_head(v, q).flatten(1, 2).to(keys.dtype)
+        values = torch.cat((values, torch.ones_like(values[..., :1])), -1)
+        return torch.cat((asked, self.exchanged(asked)), 1), torch.cat((keys, keys), 1), values
 
     def _mixed_values(self, total: Tensor) -> Tensor:
         return self.merged(super()._mixed_values(total).unflatten(1, (2, -1)))
@@ -209,8 +226,7 @@ class PolaMixer(FeatureMixer, config=Pola):
             raise needs_whole_grid(f"layer {self.dims.layer} (pola)", grid)
         else:
             mixed, last = self.convolution.over(joined, context), joined[..., :0, :]
-        mixed = mixed.repeat_interleave(self.dims.n_heads // mixed.shape[1], 1)
-        return site(tape, self.at.local, mixed), last
+        return site(tape, self.at.local, repeated(mixed, self.dims.n_heads, 1)), last
 
     def begin(self, batch: int, like: Tensor) -> PolaState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
