@@ -49,7 +49,7 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def of_square(rows: int, keys: int, generator: torch.Generator) -> Tensor:
-    """Return what the power 2 in place of 1 adds to the entropy of rows of PolaFormer's attention, over so many keys."""
+    """Return what the power 2 in place of 1 adds to entropies of rows of PolaFormer's attention over so many keys."""
     q, k = torch.randn(2, rows // keys, keys, WIDTH, generator=generator, dtype=torch.float64)
     return entropy(same_signs(q, k, 2)) - entropy(same_signs(q, k, 1))
 
@@ -105,7 +105,7 @@ STUDY = Study(
     differs=(
         "The theorem asks for g' > 0 and g'' > 0 alone; that g(0) = 0 is the condition which its proof needs.",
         "Rows are drawn evenly between 0 and 1, queries and keys from a normal distribution, with the powers that all "
-        "heads and channels of an untrained layer share. That powers raise the entropy of no row of fifty keys was seen "
+        "heads and channels of an untrained layer share. That powers raise the entropy of no row of 50 keys was seen "
         "before the claim about four was written.",
     ),
     mechanisms=("pola",),

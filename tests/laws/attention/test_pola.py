@@ -31,7 +31,8 @@ def both_ways(n: int, mask: Mask | None = None) -> Context:
 
 def as_released(layer: Layer, x: Tensor, eps: float) -> Tensor:
     """What the released code computes for one image, from the layer's numbers: its formulas, in our words."""
-    attn, mixer = layer.module, layer.mixer
+    attn: Any = layer.module
+    mixer = layer.mixer
     heads, d = attn.dims.n_heads, attn.dims.d_head
     assert attn.dims.grid is not None
     rows, columns = attn.dims.grid
@@ -55,7 +56,7 @@ def as_released(layer: Layer, x: Tensor, eps: float) -> Tensor:
 
 @given(seeds)
 def test_it_is_the_released_layer_over_a_grid(seed: int) -> None:
-    part = published_block(Pola(eps=12e-6), n_heads=3, grid=GRID).parts[0]
+    part: Any = published_block(Pola(eps=12e-6), n_heads=3, grid=GRID).parts[0]
     layer = Layer(randomise(part.build(D_MODEL, 12, 0, "").double().eval(), seed))
     x = stream(2, 12, seed)
     close(layer(x, both_ways(12)), as_released(layer, x, 1e-6))
@@ -125,9 +126,9 @@ def test_larger_powers_lower_the_mean_entropy_of_rows() -> None:
     found = []
     for power in (1, 2, 3, 4, 5):
         # half of alpha, at the beginning
-        mixer = Pola(alpha=2.0 * (power - 1)).build(Attention(1).dims(8, 400), "").double()
+        mixer: Any = Pola(alpha=2.0 * (power - 1)).build(Attention(1).dims(8, 400), "").double()
         assert torch.equal(mixer.powers(), torch.full((1, 8), float(power), dtype=torch.float64))
-        pattern = mixer.pattern(q, k[..., :50, :], q[0], Context(Mask(), *[torch.arange(50)[None]] * 2), None)
+        pattern = mixer.pattern(q, k[..., :50, :], q[0], both_ways(50), None)
         found.append(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
     # from uniform over 50 keys, log 50 = 3.9, by a third of a nat and more each time
     assert found[0] < 3.9 and (torch.stack(found).diff() < -0.3).all()
@@ -212,7 +213,7 @@ def test_the_bias_makes_z_affine_in_the_values_and_local_says_by_how_much() -> N
 
 
 def test_the_published_layer_has_a_gate_behind_the_convolution() -> None:
-    config = published_block(Pola(), n_heads=2).parts[0]
+    config: Any = published_block(Pola(), n_heads=2).parts[0]
     assert config.mixer == Pola(convolution=5, key_places=True)
     assert config.merge == Merge(bias=True, gate="linear", gate_bias=True)
     assert config.departures(0) == []

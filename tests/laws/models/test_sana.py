@@ -39,7 +39,7 @@ def block_of(seed: int = 0, **fields: Any) -> Any:
 
 
 def as_released(layer: Any, x: Tensor) -> Tensor:
-    """What the released code computes of one image: `batch channel row column` throughout, two convolutions of width 1."""
+    """What the released code computes of one image: `batch channel row column`, maps as convolutions of width 1."""
     image = x.mT.unflatten(-1, GRID)
     u = F.silu(F.conv2d(image, layer.input.weight[..., None, None], layer.input.bias))
     taps, bias = layer.convolution.taps, layer.convolution.bias

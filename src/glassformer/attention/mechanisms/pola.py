@@ -7,14 +7,14 @@
 
 A head has two values, each half as wide as its queries. Where p = 1, same - opposite is q . k; the paper never
 subtracts, and leaves it to coefficients behind to learn what a minus would do. Queries and keys are divided by
-softplus(s), s of each channel, and with `key_places` keys have P added first, a vector of each position. `convolution` is
-depthwise, with one kernel and bias for all heads: over a grid (`Attention(grid=…)`) around each place. Along a text it
-reads a position and those before it, whatever the mask lets be seen behind: that, and causal attention, are not in the
-paper.
+softplus(s), s of each channel, and with `key_places` keys have P added first, a vector of each position. `convolution`
+is depthwise, with one kernel and bias for all heads: over a grid (`Attention(grid=…)`) around each place. Along a text
+it reads a position and those before it, whatever the mask lets be seen behind: that, and causal attention, are not in
+the paper.
 
-Pattern: two per head, exact, non-negative; rows sum to one (up to eps; a row whose products are all zero is zero). What
-a convolution adds is no pattern of heads but one of each channel, and, for its bias, affine in the values: it is the
-site `local`, and z less that is patterns times values.
+Pattern: two per head, exact, non-negative; rows sum to one (up to eps; a row whose products are all zero is zero).
+What a convolution adds is no pattern of heads but one of each channel and, for its bias, affine in the values: it is
+the site `local`, and z less that is patterns times values.
 State: sums of features times values and of features, float32, for both values: 4 d_head (d_value + 1) a head, O(1) in
 pos; with a convolution the last values. Over a grid there is none.
 Cost: O(pos d_head d_value), twice that of `linear` with twice the features.  Forms: left product (dense), chunks (fast),
@@ -183,7 +183,7 @@ class PolaMixer(FeatureMixer, config=Pola):
         # one value after the other: what is made on the way, a chunk for each head, is of one at a time
         keep, documents = self.decay(q), context.numbered(q.shape[-2])
         parts = zip(*(u.chunk(2, 1) for u in (q, k, v, memory)), strict=True)
-        mixed, held = zip(*(chunked(*rows, keep, before, documents=documents) for *rows, before in parts))
+        mixed, held = zip(*(chunked(q, k, v, keep, before, documents=documents) for q, k, v, before in parts))
         return self._mixed_values(torch.cat(mixed, 1)), torch.cat(held, 1)
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
@@ -192,7 +192,9 @@ class PolaMixer(FeatureMixer, config=Pola):
         local, _ = self.local(v, context, tape)
         return super().parallel(q, k, v, x, context, tape) + local
 
-    def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: PolaState, tape: Tape | None):
+    def scan(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: PolaState, tape: Tape | None
+    ) -> tuple[Tensor, PolaState]:
         memory = LinearState(state.memory)
         if self.convolution is None:
             z, memory = super().scan(q, k, v, x, context, memory, tape)
@@ -228,7 +230,7 @@ class PolaMixer(FeatureMixer, config=Pola):
             mixed, last = self.convolution.over(joined, context), joined[..., :0, :]
         return site(tape, self.at.local, repeated(mixed, self.dims.n_heads, 1)), last
 
-    def begin(self, batch: int, like: Tensor) -> PolaState:
+    def begin(self, batch: int, like: Tensor) -> PolaState:  # type: ignore[override]
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
         shape = 2 * dims.n_heads, 2 * dims.d_head, dims.d_value + 1
         earlier = 0 if self.convolution is None else self.convolution.width - 1
