@@ -17,8 +17,8 @@ What a convolution adds is no pattern of heads but one of each channel and, for 
 the site `local`, and z less that is patterns times values.
 State: sums of features times values and of features, float32, for both values: 4 d_head (d_value + 1) a head, O(1) in
 pos; with a convolution the last values. Over a grid there is none.
-Cost: O(pos d_head d_value), twice that of `linear` with twice the features.  Forms: left product (dense), chunks (fast),
-recurrence (scan).
+Cost: O(pos d_head d_value), with twice the features that `linear` has for both values.  Forms: left product (dense),
+chunks (fast), recurrence (scan).
 The coefficients: in the paper two learned matrices, G^s and G^o, one for each value. The released code has one gate for
 both, x W_G + b, behind the convolution, and so has the layer of `models.published_block`: `Merge(gate="linear")`.
 Differs from it in that eps is added to sums, there to means, and that keys and values of fewer places (its spatial
