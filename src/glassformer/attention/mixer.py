@@ -84,8 +84,8 @@ class Traits:
     Args:
         linear_in_value: With queries, keys and gates frozen, z is linear in the values: `exact`, `affine` (an initial
             state adds an offset), `scaled` (a norm on z, linear once its scale is frozen), `grouped` (several patterns
-            per head), `convolved` (patterns, and beside them a convolution of the values, other in each channel), or
-            `no`.
+            per head), `convolved` (patterns, and beside them a convolution of the values with a kernel for each
+            channel, which is the site and the method `local` of the mixer), or `no`.
         rows_sum_to_one: Rows of the pattern are non-negative and sum to one wherever anything may be attended to.
         has_scores: Scores exist before a normaliser.
         rows_lack_mass: Rows are non-negative and sum to less than one: what they lack goes to a sink without a value.
