@@ -182,6 +182,11 @@ class MixerConfig(Config, family=True):
         return False
 
     @property
+    def mixes_grid(self) -> bool:
+        """Whether it mixes places of a grid with those around them, where its layer has one."""
+        return False
+
+    @property
     def turns_features(self) -> bool:
         """Whether positions may turn, and double, what it makes of queries and keys: weights are products of that."""
         return False

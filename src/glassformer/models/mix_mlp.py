@@ -50,6 +50,10 @@ class MixMlp(SubLayerConfig, kind="mix_mlp"):
     def only_backwards(self) -> bool:  # type: ignore[override]
         return self.grid is None
 
+    @property
+    def reads_whole(self) -> tuple[int, int] | None:
+        return self.grid
+
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "MixMlpLayer":
         return MixMlpLayer(self, d_model, layer, path)
 

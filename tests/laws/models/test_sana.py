@@ -9,9 +9,9 @@ from hypothesis import given
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import Context, Linear, Mask, documents
+from glassformer.attention import Context, Linear, Mask, Pola, documents
 from glassformer.errors import ConfigError
-from glassformer.models import DecoderConfig, EncoderConfig, MixMlp, Mlp, sana
+from glassformer.models import DecoderConfig, EncoderConfig, MixMlp, Mlp, published_block, sana
 from glassformer.models.accounting import account
 from glassformer.testing import SubLayerLaws, close
 from glassformer.testing.layers import D_MODEL, causal_context, randomise, seeds, stream
@@ -106,6 +106,9 @@ def test_a_grid_is_read_whole_and_a_text_backwards_only() -> None:
         layer(x, causal_context(x))
     with pytest.raises(ConfigError, match="no state"):
         layer(x, both_ways(12), state=layer.begin(1, x))
+    for parts in (sana(1, n_heads=3, grid=GRID), (published_block(Pola(), n_heads=3, grid=GRID),)):
+        with pytest.raises(ConfigError, match="cannot be causal"):
+            DecoderConfig(11, D_MODEL, parts, max_len=12)
     assert layer.state_bytes(12, 0, torch.float32) == 0
     with pytest.raises(ConfigError, match="reads both ways"):
         EncoderConfig(11, D_MODEL, sana(1, n_heads=3), max_len=12)

@@ -78,6 +78,10 @@ class Pola(FeatureWeights, kind="pola"):
     def crosses(self) -> bool:
         return self.convolution is None and not self.key_places
 
+    @property
+    def mixes_grid(self) -> bool:
+        return self.convolution is not None
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the slots of the released code's layer: vectors of places, a convolution, and a linear gate behind."""
         return {

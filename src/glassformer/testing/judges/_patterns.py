@@ -40,7 +40,8 @@ def pattern_of(mixed: Mixed) -> Tensor:
     less what a convolution makes of it.
     """
     assert mixed.layer.attention is not None, "patterns are those of attention"
-    mixer, (q, k, v, *rest) = mixed.layer.attention.mixer, mixed.given
+    mixer: Any = mixed.layer.attention.mixer
+    q, k, v, *rest = mixed.given
     streams = 1 if v.ndim == 4 else v.shape[1]
     joined = streams > 1 and mixer.traits.value_merge == "concat"
     rows: list[Tensor] = []
