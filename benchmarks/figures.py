@@ -30,6 +30,7 @@ from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
+from grids import GRID, GRID_HEADS, GRID_WIDTH, OVER_GRIDS, SOFTMAX, over_grid
 from long import pairs
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
 from states import D_HEAD, DOCUMENTS, HEADS, KEPT, WIDTH, Kept, decode_step, mixed, one_layer, random_stream
@@ -232,6 +233,14 @@ def states(seconds: float) -> Rows:
         yield from beside_themselves(kept, seconds)
 
 
+def grids(seconds: float) -> Rows:
+    """Published attention layers over a grid, with their projections, gates and convolutions, against softmax."""
+    case = f"a layer of width {GRID_WIDTH}, {GRID_HEADS} heads, a grid of {GRID[0]} x {GRID[1]}, forward"
+    for name, (config, faster) in OVER_GRIDS.items():
+        measured = compare(over_grid(config), over_grid(SOFTMAX), rounds=20, seconds=seconds, warmup=1)
+        yield Row(case, name, "softmax", measured, aim=faster, speed=True)
+
+
 def outputs(seconds: float) -> Rows:
     """A training step of the output layer alone, targets by Zipf's law: factored ones against the full softmax."""
     width, positions = 256, 1024
@@ -337,6 +346,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         training,
         long,
         states,
+        grids,
         outputs,
         generation,
         serving,

@@ -1,6 +1,7 @@
 """From residual vectors to attention output: one layer, many mixers."""
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
+from glassformer.attention.depthwise import Depthwise
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
@@ -24,6 +25,7 @@ from glassformer.attention.mechanisms import (
     Longformer,
     Lsh,
     Performer,
+    Pola,
     Refined,
     RefinedWasserstein,
     Rwkv4,
@@ -102,6 +104,7 @@ __all__ = [
     "Context",
     "Convolved",
     "Delta",
+    "Depthwise",
     "Differential",
     "Dims",
     "DualChunk",
@@ -135,6 +138,7 @@ __all__ = [
     "NoHeadNorm",
     "NoPositions",
     "Performer",
+    "Pola",
     "Positions",
     "PositionsConfig",
     "Projection",

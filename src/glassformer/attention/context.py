@@ -426,6 +426,17 @@ class Context:
             self.memo["ends"] = torch.nn.functional.pad(~self.mask.allows(b, q, q + 1), (0, 1), value=True)
         return self.memo["ends"]
 
+    def reaches(self, back: int) -> Bool[Tensor, "b pos"] | None:
+        """Which of the new positions may see the one so many before them; None if all may for which there is one."""
+        if all(isinstance(term, Causal) for term in self.mask.terms):
+            return None
+        if ("reaches", back) not in self.memo:
+            n, total, device = self.positions.shape[-1], self.key_positions.shape[-1], self.positions.device
+            b, q = torch.arange(self.mask.batch, device=device)[:, None], torch.arange(total - n, total, device=device)
+            allowed = self.mask.allows(b, q, (q - back).clamp_min(0)) & (q >= back)
+            self.memo["reaches", back] = allowed
+        return self.memo["reaches", back]
+
     def new_positions(self, keys: bool) -> Int[Tensor, "b pos"]:
         """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""
         return self.key_positions if keys else self.positions

@@ -99,6 +99,10 @@ class Attention(SubLayerConfig, kind="attention"):
     def role(self) -> str:  # type: ignore[override]
         return "cross" if self.cross else "attn"
 
+    @property
+    def reads_whole(self) -> tuple[int, int] | None:
+        return self.grid if self.mixer.mixes_grid else None
+
     def departures(self, layer: int) -> list[str]:
         """Return where this layer departs from the one that its mechanism's paper builds at this depth, in words.
 

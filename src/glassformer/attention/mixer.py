@@ -84,7 +84,8 @@ class Traits:
     Args:
         linear_in_value: With queries, keys and gates frozen, z is linear in the values: `exact`, `affine` (an initial
             state adds an offset), `scaled` (a norm on z, linear once its scale is frozen), `grouped` (several patterns
-            per head), or `no`.
+            per head), `convolved` (patterns, and beside them a convolution of the values with a kernel for each
+            channel, which is the site and the method `local` of the mixer), or `no`.
         rows_sum_to_one: Rows of the pattern are non-negative and sum to one wherever anything may be attended to.
         has_scores: Scores exist before a normaliser.
         rows_lack_mass: Rows are non-negative and sum to less than one: what they lack goes to a sink without a value.
@@ -101,7 +102,7 @@ class Traits:
             whatever width, do as well.
     """
 
-    linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
+    linear_in_value: Literal["exact", "affine", "scaled", "grouped", "convolved", "no"] = "exact"
     rows_sum_to_one: bool = False
     rows_lack_mass: bool = False
     has_scores: bool = False
@@ -118,7 +119,7 @@ class Traits:
     @property
     def one_pattern(self) -> bool:
         """Whether each head has one pattern, which multiplies its values."""
-        return self.linear_in_value not in ("no", "grouped")
+        return self.linear_in_value not in ("no", "grouped", "convolved")
 
     @property
     def bilinear_raw_scores(self) -> bool:
@@ -129,6 +130,11 @@ class Traits:
     def has_patterns(self) -> bool:
         """Whether patterns multiply the values of each head: one, or one for each value."""
         return self.linear_in_value in ("exact", "scaled", "grouped")
+
+    @property
+    def shows_patterns(self) -> bool:
+        """Whether there are patterns to look at, whatever else z is made of."""
+        return self.linear_in_value != "no"
 
     @property
     def n_joined(self) -> int:
@@ -173,6 +179,11 @@ class MixerConfig(Config, family=True):
     @property
     def takes_marks(self) -> bool:
         """Whether a pass may mark tokens that it treats otherwise: global ones."""
+        return False
+
+    @property
+    def mixes_grid(self) -> bool:
+        """Whether it mixes places of a grid with those around them, where its layer has one."""
         return False
 
     @property

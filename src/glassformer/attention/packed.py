@@ -26,7 +26,7 @@ def documents_of(context: Context, n_queries: int, n_keys: int, batch: int) -> l
 
 def by_document(
     mix: Callable[Concatenate[Context, ...], Tensor], context: Context, runs: list[Run], *inputs: Tensor
-) -> Float[Tensor, "batch head pos d_z"]:
+) -> Float[Tensor, "batch *head pos d_z"]:
     """Return what `mix` makes of each document, in its place.
 
     Args:

@@ -26,6 +26,11 @@ class SubLayerConfig(Config, family=True):
     # whether it looks at earlier positions only, whatever the mask says
     only_backwards: ClassVar[bool] = False
 
+    @property
+    def reads_whole(self) -> tuple[int, int] | None:
+        """Rows and columns of a grid that it reads whole, so that it cannot look back only; None for none."""
+        return None
+
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "SubLayerModule":
         """Return the module, with freshly made parameters.
 

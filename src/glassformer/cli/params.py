@@ -129,8 +129,8 @@ def _called() -> dict[str, str]:
         "embedding": spoken("embedding"), "positions": spoken("positions"), "query": spoken("query"),
         "latent": spoken("latent"), "key": spoken("key"), "value": spoken("values"), "mixing": spoken("mixing"),
         "output": spoken("output"), "output gate": spoken("output gate"), "mechanism": spoken("mechanism"),
-        "mlp in": spoken("mlp in"), "mlp gate": spoken("mlp gate"), "mlp out": spoken("mlp out"),
-        "router": spoken("router"), "biases": spoken("biases"), "norms": spoken("norms"),
+        "mlp in": spoken("mlp in"), "mlp gate": spoken("mlp gate"), "mlp convolution": spoken("mlp convolution"),
+        "mlp out": spoken("mlp out"), "router": spoken("router"), "biases": spoken("biases"), "norms": spoken("norms"),
         "readout": spoken("readout"), "unembedding": spoken("unembedding"),
     }  # fmt: skip
 

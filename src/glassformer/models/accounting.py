@@ -40,7 +40,7 @@ from glassformer.trace import Tape
 # sub-layers that name parts of their own come between the two
 PARTS = (
     ("embedding", "positions", "query", "latent", "key", "value", "mixing", "output", "output gate", "mechanism",
-     "mlp in", "mlp gate", "mlp out", "router"),
+     "mlp in", "mlp gate", "mlp convolution", "mlp out", "router"),
     ("biases", "norms", "readout", "unembedding"),
 )  # fmt: skip
 

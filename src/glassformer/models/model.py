@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
+from glassformer.attention.depthwise import needs_whole_grid
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
 from glassformer.data.tokenizer import Specials, Tokenizer
@@ -102,11 +103,13 @@ class ModelConfig(Config, family=True):
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
 
     def check_causal(self, layers: tuple[BlockConfig, ...]) -> None:
-        """Raise `ConfigError` for self-attention that cannot look back only, in blocks that do."""
+        """Raise `ConfigError` for what cannot look back only, in blocks that do."""
         for i, layer in enumerate(layers):
             for part in layer.parts:
                 if isinstance(part, Attention) and not part.cross and part.mixer.bidirectional:
                     raise needs_whole_texts(f"{self.kind}: layer {i}", part.mixer)
+                if part.reads_whole is not None:
+                    raise needs_whole_grid(f"{self.kind}: layer {i} ({part.kind})", part.reads_whole)
 
     def check_embeddings(self, scale: bool | float) -> None:
         """Raise `ConfigError` for a factor on token vectors that no model can have."""

@@ -27,6 +27,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.experts import MixtureOfExperts
+from glassformer.models.mix_mlp import MixMlp
 from glassformer.models.mlp import Mlp
 from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm, ScaleOnly
 
@@ -75,11 +76,13 @@ def block(
     norm_after: NormConfig | None = None,
     shared_norm: bool = False,
     norm_before: ScaleOnly | None = None,
+    grid: tuple[int, int] | None = None,
 ) -> BlockConfig:
     """The usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
 
     `dropout` is on what each sub-layer writes, `attn_dropout` on the weights of each pattern; an MLP has its own. A
-    `projection` says by itself what it has of biases, norms and clipping.
+    `projection` says by itself what it has of biases, norms and clipping. `grid` is of attention; an MLP that mixes
+    places has its own.
     """
     require(
         projection is None or not (qk_norm or clip is not None or smeared),
@@ -99,9 +102,10 @@ def block(
         projection=projection,
         positions=positions or NoPositions(),
         merge=merge,
+        grid=grid,
         dropout=attn_dropout,
     )
-    across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
+    across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate, grid=None)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
     return BlockConfig(
         tuple(parts),
@@ -234,6 +238,32 @@ def transnormer_llm(n_layers: int, *, n_heads: int, d_mlp: int | None = None, **
         return block(Lightning(slopes=depth_slopes(n_heads, layer, n_layers)), n_heads=n_heads, **(slots | kwargs))
 
     return tuple(map(at, range(n_layers)))
+
+
+def sana(
+    n_layers: int,
+    *,
+    n_heads: int,
+    grid: tuple[int, int] | None = None,
+    d_mlp: int | None = None,
+    **kwargs: Any,
+) -> tuple[BlockConfig, ...]:
+    """Blocks of SANA: linear attention with features relu, no positions, and a Mix-FFN, which says where places are.
+
+    The paper's heads are 32 wide. Some of its models norm queries and keys: `qk_norm=QueryKeyNorm(over="all")`. Its
+    attention to a prompt and what a time step makes of norms are a generator's, and not here.
+
+    Args:
+        n_layers: How many.
+        n_heads: Heads.
+        grid: Rows and columns of the input; None for a text.
+        d_mlp: Neurons of the Mix-FFN.
+        kwargs: As for `block`; what is said here goes before what the paper says.
+
+    Source: Xie et al. 2024, "SANA" (2410.10629), section 2.2, with eps and biases of the released code.
+    """
+    slots: dict[str, Any] = {"merge": Merge(bias=True), "mlp": MixMlp(d_mlp, grid=grid)}
+    return (block(Linear("relu", eps=1e-15), n_heads=n_heads, grid=grid, **(slots | kwargs)),) * n_layers
 
 
 def retention(

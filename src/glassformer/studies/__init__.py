@@ -28,6 +28,7 @@ STUDIES = (
     "output_layers",
     "path_collapse",
     "phase_change",
+    "pola_entropy",
     "rank_collapse",
     "recall_by_distance",
     "scaled_scores",

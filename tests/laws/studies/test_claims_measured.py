@@ -32,6 +32,7 @@ from glassformer.studies import (
     output_layers,
     path_collapse,
     phase_change,
+    pola_entropy,
     two_layers_for_induction,
     why_softmax,
 )
@@ -251,3 +252,17 @@ def test_what_is_missed_is_all_that_an_even_row_gives_to_others_and_nothing_of_a
     assert not bool(why_softmax.missed(exact).any())
     orthogonal = why_softmax.pattern(why_softmax.MIXERS["score"], exact, exact)
     close(orthogonal, exact)
+
+
+def test_entropies_are_those_of_weights_over_their_sum_and_powers_are_put_on_features():
+    close(
+        pola_entropy.entropy(torch.full((1, 8), 3.0, dtype=torch.float64)),
+        torch.tensor([math.log(8)], dtype=torch.float64),
+    )
+    drawn = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
+    close(pola_entropy.entropy(drawn), torch.tensor([math.log(3 / 2 ** (2 / 3))], dtype=torch.float64))
+    q = torch.tensor([[[1.0, -2.0], [3.0, 1.0]]], dtype=torch.float64).repeat(1, 1, 4)
+    products = (q[:, :, None] * q[:, None]).clamp_min(0) / math.log(2) ** 2
+    for power in (1, 2):
+        weights = products.pow(power).sum(-1)
+        close(pola_entropy.same_signs(q, q, power), weights / weights.sum(-1, keepdim=True))

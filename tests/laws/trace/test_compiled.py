@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from glassformer.attention import Linear, Lrpe, MixerConfig, Performer, StateSpace
+from glassformer.attention import Linear, Lrpe, MixerConfig, Performer, Pola, StateSpace
 from glassformer.models import DecoderConfig, Mlp, block
 from glassformer.models.evaluation import evaluating
 from glassformer.testing import close
@@ -21,7 +21,7 @@ every = pytest.mark.parametrize("name", [*ARCHITECTURES, "rwkv"])
 # each compilation takes seconds: for these laws, the least alike stand for all
 few = pytest.mark.parametrize("name", ["differential", "lightning_hybrid", "translator_post"])
 FEATURES: list[MixerConfig] = [kind(**fields) for kind in (Linear, Performer) for fields in ({}, *kind.variants)]
-FEATURES += [StateSpace(chunk=8)]
+FEATURES += [StateSpace(chunk=8), Pola(convolution=3, key_places=True)]
 
 
 @pytest.fixture(autouse=True)

@@ -222,7 +222,7 @@ def offset_sites(model: ModelLike) -> list[str]:
     found = []
     for layer in w.of_stack():
         traits = layer.module.mixer.traits
-        found += [f"{layer.path}.pattern"] if traits.one_pattern or traits.has_patterns else []
+        found += [f"{layer.path}.pattern"] if traits.shows_patterns else []
         found += [f"{layer.path}.scores"] if traits.has_scores and traits.streams == 1 else []
     return found
 

@@ -139,7 +139,7 @@ def patterned(model: ModelLike) -> list[Head]:
         traits = layer_of(model, head).traits
         if head.reading is not None:
             found.append(head)
-        elif traits.has_patterns:
+        elif traits.shows_patterns:
             n = traits.value_streams
             each = (
                 dataclasses.replace(head, label=f"{head.label}/{i}", reading="signed", row=head.head * n + i)

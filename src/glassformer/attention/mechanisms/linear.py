@@ -157,7 +157,7 @@ class FeatureMixer(Mixer):
             return self.dense(q, k, v, x, context, None)
         if Causal in kinds:
             of_queries, of_keys, summed = self.features(q, k, v, context)
-            memory = of_queries.new_zeros(*q.shape[:2], of_queries.shape[-1], summed.shape[-1])
+            memory = of_queries.new_zeros(*of_queries.shape[:2], of_queries.shape[-1], summed.shape[-1])
             return self._chunks(of_queries, of_keys, summed, memory, context)[0].to(q.dtype)
         return self.text_by_text(context, q, k, v)
 

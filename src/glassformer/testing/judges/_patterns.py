@@ -36,10 +36,12 @@ def mixed_in(model: Any, inputs: Sequence[Tensor]) -> list[Mixed]:
 def pattern_of(mixed: Mixed) -> Tensor:
     """Return the pattern, `batch row query key`: a key's column is what becomes of a one among its values.
 
-    A row is a head or, where heads have several values, one of them: what becomes of a one stands where its value does.
+    A row is a head or, where heads have several values, one of them: what becomes of a one stands where its value does,
+    less what a convolution makes of it.
     """
     assert mixed.layer.attention is not None, "patterns are those of attention"
-    mixer, (q, k, v, *rest) = mixed.layer.attention.mixer, mixed.given
+    mixer: Any = mixed.layer.attention.mixer
+    q, k, v, *rest = mixed.given
     streams = 1 if v.ndim == 4 else v.shape[1]
     joined = streams > 1 and mixer.traits.value_merge == "concat"
     rows: list[Tensor] = []
@@ -48,7 +50,10 @@ def pattern_of(mixed: Mixed) -> Tensor:
         for key in range(v.shape[-2]):
             one = torch.zeros_like(v)
             (one if v.ndim == 4 else one[:, stream])[..., key, 0] = 1
-            columns.append(mixer(q, k, one, *rest)[0][..., stream * v.shape[-1] if joined else 0])
+            moved = mixer(q, k, one, *rest)[0]
+            if mixer.traits.linear_in_value == "convolved":
+                moved = moved - mixer.local(one, rest[1])[0]
+            columns.append(moved[..., stream * v.shape[-1] if joined else 0])
         rows.append(torch.stack(columns, -1))
     return torch.stack(rows, 2).flatten(1, 2)
 
@@ -58,7 +63,7 @@ def patterns_of(model: Any, inputs: Sequence[Tensor], *, crossing: bool = True) 
     found: dict[str, Tensor] = {}
     for mixed in mixed_in(model, inputs):
         part: Any = mixed.layer.attention
-        if (part.traits.one_pattern or part.traits.has_patterns) and (crossing or not mixed.layer.crosses):
+        if part.traits.shows_patterns and (crossing or not mixed.layer.crosses):
             found |= dict(zip(labels_of_patterns(mixed.layer), pattern_of(mixed).unbind(1), strict=True))
     return found
 
