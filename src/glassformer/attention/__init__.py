@@ -1,6 +1,7 @@
 """From residual vectors to attention output: one layer, many mixers."""
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
+from glassformer.attention.grid import Grid
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
@@ -56,6 +57,7 @@ from glassformer.attention.positions import (
     RelativeBias,
     RelativeBiasPositions,
     Rope,
+    RopeGrid,
     RopeScaling,
     YarnScaling,
     alibi_slopes,
@@ -109,6 +111,7 @@ __all__ = [
     "GatedDelta",
     "Gaussian",
     "General",
+    "Grid",
     "HeadInputs",
     "HeadNorm",
     "LastKey",
@@ -146,6 +149,7 @@ __all__ = [
     "RelativeBias",
     "RelativeBiasPositions",
     "Rope",
+    "RopeGrid",
     "RopeScaling",
     "Rwkv4",
     "Rwkv6",

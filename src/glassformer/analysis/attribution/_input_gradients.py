@@ -163,7 +163,7 @@ class _Differentiated:
     edit: list[Edit]
 
     def logits(self, rows: int, tape: Tape) -> Float[Tensor, "row pos vocab"]:
-        args = [x.expand(rows, -1) if isinstance(x, Tensor) else x for x in self.given.args]
+        args = [x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) else x for x in self.given.args]
         kwargs = {k: x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) else x for k, x in self.given.kwargs.items()}
         return self.model(*args, **kwargs, tape=tape)
 
@@ -178,11 +178,10 @@ class _Differentiated:
 def _ask(
     model: ModelLike, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
 ) -> _Differentiated:
-    assert given.ids is not None, "our models take ids"
-    n, row = len(given.token_rows[0]), given.ids.shape[0]
+    n, row = len(given.token_rows[0]), given.shape[0]
     require_one_prompt(row, "input_gradients")
     places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
-    device = given.ids.device
+    device = given.device
     chosen = entries(places, n, "positions")
     if not chosen:
         raise ShapeMismatch('input_gradients: positions= names none; give one at least, or "all".')

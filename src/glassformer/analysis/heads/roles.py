@@ -189,8 +189,8 @@ def head_roles(
         NoPattern: No head of this stack has a pattern.
     """
     stack = require_model(run.model, "head_roles").stack_name(stack)
-    ids = run.source_ids if stack == "encoder" else run.ids
-    assert ids is not None, "a run of one of our models has ids"
+    ids = run.source_ids if stack == "encoder" else run.inputs.require_ids("head_roles")
+    assert ids is not None, "what has an encoder read a source"
     known = [h for h in patterned(run.model) if h.stack == stack and not h.crosses]
     if not known:
         chosen = [h for h in heads(run.model) if h.stack == stack and not h.crosses]

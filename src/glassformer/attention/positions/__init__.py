@@ -6,6 +6,7 @@ from glassformer.attention.positions.lrpe import Lrpe, LrpePositions
 from glassformer.attention.positions.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.positions.query_key_only import QueryKeyOnly, QueryKeyOnlyPositions, sinusoids
 from glassformer.attention.positions.relative import RelativeBias, RelativeBiasPositions
+from glassformer.attention.positions.rope_grid import RopeGrid, RopeGridPositions
 from glassformer.attention.positions.rope_scaling import (
     DynamicScaling,
     LinearScaling,
@@ -21,5 +22,5 @@ __all__ = [
     "Alibi", "AlibiPositions", "DualChunk", "DualChunkPositions", "DynamicScaling", "LinearScaling",
     "Llama3Scaling", "LongScaling", "Lrpe", "LrpePositions", "NoPositions", "Positions", "PositionsConfig",
     "QueryKeyOnly", "QueryKeyOnlyPositions", "RelativeBias", "RelativeBiasPositions", "Rope", "RopePositions",
-    "RopeScaling", "YarnScaling", "alibi_slopes", "sinusoids", "yarn_amplitude",
+    "RopeGrid", "RopeGridPositions", "RopeScaling", "YarnScaling", "alibi_slopes", "sinusoids", "yarn_amplitude",
 ]  # fmt: skip
