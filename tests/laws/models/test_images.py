@@ -229,7 +229,7 @@ def test_a_sweep_over_an_image_is_a_pass_for_each_row(patches: Patches) -> None:
     metric = logit_difference(0, 1, pos=0)
     close(sweep(found, images(), plan, metric).values.values, one_by_one(found, images(), plan, metric).values.values)
     patched = patch(found, (images(), other), metric)
-    assert patched["stream"].recovered.size("pos") == patches.n_tokens
+    assert patched["resid_pre"].values.size("pos") == patches.n_tokens
 
 
 @both

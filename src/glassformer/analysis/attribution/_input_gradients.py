@@ -227,7 +227,12 @@ def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
                 )
             return baseline.to(embed.weight), sentence("a given vector")
         if baseline == "zero":
-            return torch.zeros_like(embed.weight[0]), sentence("zero")
+            return embed.weight.new_zeros(embed.d_model), sentence("zero")
+        if embed.patches is not None:
+            raise AnalysisUnavailable(
+                f"input_gradients: baseline={baseline!r} is of a vocabulary, and this model reads images, which have "
+                'none.\n    Give baseline="zero", a vector, or method="gradient_x_input".'
+            )
         if baseline == "mean":
             return embed.weight.mean(0) * embed.factor, sentence("mean token vector")
         return embed.weight[token_id(model, baseline)] * embed.factor, sentence("token {token!r}", token=baseline)

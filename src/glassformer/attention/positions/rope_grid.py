@@ -5,7 +5,7 @@ angle of pair t at (row, column) = row * omega_t,     omega_t = base^(-4t/d)    
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -35,6 +35,8 @@ class RopeGrid(PositionsConfig, kind="rope_grid"):
     """
 
     base: Annotated[float, Within(1, above=True)] = 100.0
+
+    of_grid: ClassVar[bool] = True
 
     def build(self, dims: Any) -> "RopeGridPositions":
         require(
