@@ -88,6 +88,8 @@ def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
     Raises:
         AnalysisUnavailable: An encoder-decoder, which reads pairs, or a model whose logits are of other tokens.
     """
+    if model.patches is not None:
+        raise AnalysisUnavailable(f"{analysis} asks how next tokens are predicted, and this model reads images.")
     if isinstance(given, Batch):
         return given.to(place_of(model))
     if model.reads_pairs or not model.generates:
@@ -139,9 +141,12 @@ def token_id(model: ModuleLike, token: str | int) -> int:
     """Return the id of a token that the model reads, given as text or id.
 
     Raises:
+        AnalysisUnavailable: The model reads images.
         TextError: The text is several tokens, or unknown to the vocabulary.
         TokenOutOfRange: There is no such id.
     """
+    if isinstance(model, Model) and model.patches is not None:
+        raise AnalysisUnavailable("a token is meant, and this model reads images, whose patches are vectors.")
     # a module we did not write need not say how many tokens it knows
     known = getattr(getattr(model, "config", None), "vocab_size", None)
     return _id(model, token, tokenizer_of(model), known)

@@ -220,16 +220,16 @@ class Encoder(Model):
         x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
 
-    def class_logits(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "batch vocab"]:
+    def class_logits(self, logits: Float[Tensor, "*batch pos vocab"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of each text's or image's class, as `classifies` says, of those that a pass returns.
 
         Raises:
             AnalysisUnavailable: The outputs are of each position.
         """
         if self.config.classifies == "mean":
-            return logits.mean(1)
+            return logits.mean(-2)
         if self.config.classifies == "text":
-            return logits[:, 0]
+            return logits[..., 0, :]
         raise AnalysisUnavailable(
             f'"{self.name}" says something of each position, and no class of the whole (classifies='
             f"{self.config.classifies!r})."

@@ -306,6 +306,8 @@ def drawable(model: Any, of_source: bool = False) -> tuple[int | None, Int[Tenso
     """
     tokenizer = model.source_tokenizer if of_source else model.tokenizer
     specials = set() if tokenizer is None else set(tokenizer.specials)
+    if model.patches is not None:
+        raise AnalysisUnavailable("random tokens are drawn from a vocabulary, and this model reads images.")
     size = model.embeddings[model.source].vocab_size if of_source else model.config.vocab_size
     size = size if tokenizer is None else min(size, tokenizer.vocab_size)
     free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)
