@@ -82,9 +82,9 @@ class Batch:
 class Data(Protocol):
     """A source of batches.
 
-    `tokenizer` is the one that was passed in, or the one built in its place; None of images, which have none. Where targets, or sources, are tokens of
-    another vocabulary, an attribute more names them: `output_tokenizer`, `source_tokenizer`. `documents` yields token
-    ids without specials and is empty for data without documents.
+    `tokenizer` is the one that was passed in, or the one built in its place; None of images, which have none. Where
+    targets, or sources, are tokens of another vocabulary, an attribute more names them: `output_tokenizer`,
+    `source_tokenizer`. `documents` yields token ids without specials and is empty for data without documents.
     """
 
     @property

@@ -47,11 +47,12 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig",
     "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
-    "Learned", "LearnedGrid", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
-    "OutputLayer", "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
-    "Sinusoidal", "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
-    "generate", "hybrid", "image_encoder", "minimax", "patchify", "preset", "published_block", "repeat", "require_model", "require_module",
-    "retention", "sampling_steps", "stream", "transnormer", "transnormer_llm", "unpatchify", "written_before",
+    "Learned", "LearnedGrid", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm",
+    "NormConfig", "OutputLayer", "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly",
+    "Serving", "Sinusoidal", "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search", "block",
+    "chat", "deep_norm", "every", "generate", "hybrid", "image_encoder", "minimax", "patchify", "preset",
+    "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps", "stream",
+    "transnormer", "transnormer_llm", "unpatchify", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -104,8 +104,8 @@ class LearnedGrid(PositionEmbedding, kind="learned_grid"):
     What stands outside the grid, a class token, gets none. A vector for each place of the grid is `Learned`.
     """
 
-    offset: ClassVar[int] = 0
-    counts_padding: ClassVar[bool] = False
+    offset = 0
+    counts_padding = False
     of_grid: ClassVar[bool] = True
 
 
@@ -123,8 +123,8 @@ class SinusoidalGrid(PositionEmbedding, kind="sinusoidal_grid"):
 
     layout: Literal["interleaved", "halves"] = "halves"
 
-    offset: ClassVar[int] = 0
-    counts_padding: ClassVar[bool] = False
+    offset = 0
+    counts_padding = False
     of_grid: ClassVar[bool] = True
 
 

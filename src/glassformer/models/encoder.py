@@ -150,7 +150,7 @@ def image_encoder(
     head: dict[str, Any] = {"predicts": False}
     if n_classes is not None:
         head = {"output_vocab_size": n_classes, "classifies": "text" if patches.class_token else "mean"}
-    said = {"unembed_bias": n_classes is not None, "tied": False} | head | settings
+    said: dict[str, Any] = {"unembed_bias": n_classes is not None, "tied": False} | head | settings
     return EncoderConfig(
         0, d_model, tuple(layers), max_len=patches.n_tokens, positions=positions, patches=patches, **said
     )
@@ -270,7 +270,8 @@ class Encoder(Model):
             at: Which positions logits are wanted for; all by default.
             tape: Reads and edits.
         """
-        context = self._context(*resid.shape[:2], resid.device, lengths, documents, start, 0, marked)
+        batch, length = resid.shape[:2]
+        context = self._context(batch, length, resid.device, lengths, documents, start, 0, marked)
         return self._leave(self.stack(resid, context, tape=tape, start=layer, at=at)[0], tape)
 
     def _require_marks(self) -> None:

@@ -189,6 +189,8 @@ class Model(nn.Module):
     begin: Callable[..., Any]
     # of models of one stack: from tokens to the last stream, before the logits
     stream: Callable[..., Any]
+    # of encoders: from the logits of all positions to those of the class of the whole
+    class_logits: Callable[..., Any]
 
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()

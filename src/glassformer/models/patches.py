@@ -102,7 +102,8 @@ class Patches(Config):
     def _refused(self, found: str) -> ShapeMismatch:
         wanted = " x ".join(map(str, self.shape))
         return ShapeMismatch(
-            f"this model reads images of {wanted} numbers (channel, row, column), one or a batch of them; found {found}."
+            f"this model reads images of {wanted} numbers (channel, row, column), one or a batch of them; found "
+            f"{found}."
         )
 
 
@@ -126,7 +127,9 @@ def patchify(images: Float[Tensor, "batch channel row column"], size: int) -> Fl
     return by_row.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def unpatchify(patches: Float[Tensor, "batch patch pixel"], config: Patches) -> Float[Tensor, "batch channel row column"]:
+def unpatchify(
+    patches: Float[Tensor, "batch patch pixel"], config: Patches
+) -> Float[Tensor, "batch channel row column"]:
     """Return the images that patches were cut from: the inverse of `patchify`."""
     apart = patches.unflatten(2, (config.channels, config.size, config.size)).unflatten(1, config.grid)
     return apart.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)

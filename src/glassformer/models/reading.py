@@ -25,6 +25,7 @@ from glassformer.data.tokenizer import Reading, Specials, Tokenizer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, Padding
+from glassformer.models.patches import Patches
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note
 
@@ -330,7 +331,7 @@ def read(
         require_unsaid(lengths, mask, source)
     if model.patches is not None:
         require_source(model, source is not None)
-        return _images(model, given, lengths is None and mask is None)
+        return _images(model, model.patches, given, lengths is None and mask is None)
     if isinstance(given, Batch):
         return _of_batch(model, given)
     said = {"specials": specials, "allow_unknown": allow_unknown}
@@ -342,11 +343,11 @@ def read(
     return joined(model, read_side(model, given, "target", **said), of_source)
 
 
-def _images(model: "Model", given: Any, whole: bool) -> Inputs:
+def _images(model: "Model", patches: Patches, given: Any, whole: bool) -> Inputs:
     """Return images as the arguments of a pass, with the places of their patches in place of tokens."""
     if isinstance(given, str | Inputs):
         raise ShapeMismatch(
-            f"this model reads images, {' x '.join(map(str, model.patches.shape))} numbers (channel, row, column); "
+            f"this model reads images, {' x '.join(map(str, patches.shape))} numbers (channel, row, column); "
             f"found {shown(given)}."
         )
     if not whole:
@@ -354,8 +355,8 @@ def _images(model: "Model", given: Any, whole: bool) -> Inputs:
     if in_columns := isinstance(given, Batch):
         given.check_targets(model.config.n_outputs)
         given = given.tokens
-    images = model.patches.images(given, next(model.parameters()))
-    side = Side(tokens=[model.patches.names] * len(images))
+    images = patches.images(given, next(model.parameters()))
+    side = Side(tokens=[patches.names] * len(images))
     return Inputs(side, None, (images,), in_columns=in_columns, notes=notes_of(model, side))
 
 

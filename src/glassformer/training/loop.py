@@ -330,15 +330,19 @@ def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
     found = tuple(batch.tokens.shape[1:]) if batch.tokens.is_floating_point() else None
     wanted = None if model.patches is None else model.patches.shape
     if found != wanted:
-        said = {shape: "token ids" if shape is None else f"images of {' x '.join(map(str, shape))}" for shape in (found, wanted)}
         raise ConfigError(
-            f'train: data of kind "{config.data.kind}" are {said[found]}, and the model reads {said[wanted]} (patches).'
+            f'train: data of kind "{config.data.kind}" are {_said_of(found)}, and the model reads {_said_of(wanted)} '
+            "(patches)."
         )
     if wanted is not None and not (model.predicts and model.config.classifies in ("text", "mean")):
         raise ConfigError(
             f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
             f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
         )
+
+
+def _said_of(shape: tuple[int, ...] | None) -> str:
+    return "token ids" if shape is None else f"images of {' x '.join(map(str, shape))}"
 
 
 def _check_vocabularies(config: TrainConfig, data: Data) -> None:

@@ -375,7 +375,7 @@ class HeadWeights:
             )
 
     def require_vocabulary(self, analysis: str) -> None:
-        """Raise `AnalysisUnavailable` where images are read, whose patches are vectors and no tokens of a vocabulary."""
+        """Raise `AnalysisUnavailable` where images are read, whose patches are no tokens of a vocabulary."""
         if self.model.patches is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: this model reads images, and goes by no vocabulary whose tokens have vectors.\n"

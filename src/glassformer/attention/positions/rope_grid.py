@@ -24,9 +24,9 @@ from glassformer.errors import AnalysisUnavailable, ConfigError
 class RopeGrid(PositionsConfig, kind="rope_grid"):
     """Rotary positions of an input with rows and columns: half of each query and key turns by rows, half by columns.
 
-    Scores then depend on positions only through their differences in both axes. Pairs are neighbours, 2t and 2t + 1. What
-    stands outside the grid, a class token, is not turned, as nothing is at the first row and column. The layer says which
-    grid it is (`Attention.grid`), or the model that reads images.
+    Scores then depend on positions only through their differences in both axes. Pairs are neighbours, 2t and 2t + 1.
+    What stands outside the grid, a class token, is not turned, as nothing is at the first row and column. The layer
+    says which grid it is (`Attention.grid`), or the model that reads images.
 
     Args:
         base: Longest wavelength is about 2 pi base, in rows or columns. Grids are short: it is less than a text's.
@@ -44,7 +44,8 @@ class RopeGrid(PositionsConfig, kind="rope_grid"):
             'attention: positions "rope_grid" go by rows and columns; give Attention(grid=…), or a model that reads '
             "images, which tells its layers.",
         )
-        return RopeGridPositions(self, Grid(*dims.grid, dims.outside), dims.d_turned)
+        rows, columns = dims.grid
+        return RopeGridPositions(self, Grid(rows, columns, dims.outside), dims.d_turned)
 
     def grid_rows(
         self, grid: Grid, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype
@@ -87,8 +88,8 @@ class RopeGridPositions(Positions):
         self, q: Float[Tensor, "batch *n pos d_head"], by: Int[Tensor, "b pos"]
     ) -> Float[Tensor, "batch *n pos d_head"]:
         raise ConfigError(
-            'attention: positions "rope_grid" go by rows and columns, and this mechanism asks for a number of positions '
-            "earlier; use others."
+            'attention: positions "rope_grid" go by rows and columns, and this mechanism asks for a number of '
+            "positions earlier; use others."
         )
 
     def placed(

@@ -1,10 +1,10 @@
 """Handwritten digits: 1,797 images of 8 x 8 pixels, each of one of ten classes.
 
-They ship with scikit-learn. The first 500 come with this package, so that tests need nothing else: `digits.gz` beside this
-file holds an image after the other, 64 numbers from 0 to 16 row by row and the digit, a byte each.
+They ship with scikit-learn. The first 500 come with this package, so that tests need nothing else: `digits.gz` beside
+this file holds an image after the other, 64 numbers from 0 to 16 row by row and the digit, a byte each.
 
-Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, test part
-(https://doi.org/10.24432/C50P49), licensed CC BY 4.0.
+Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, test
+part (https://doi.org/10.24432/C50P49), licensed CC BY 4.0.
 """
 
 import gzip
@@ -36,7 +36,8 @@ class Digits(ImageConfig, kind="digits"):
 
     Args:
         batch_size: Images per batch, drawn with replacement.
-        packaged: Read the 500 that come with this package, and not all 1,797, for which scikit-learn has to be installed.
+        packaged: Read the 500 that come with this package, and not all 1,797, for which scikit-learn has to be
+            installed.
         seed: Of what is drawn.
     """
 
@@ -86,7 +87,7 @@ def _packaged() -> tuple[Int[Tensor, "image row column"], Int[Tensor, " image"]]
 def _whole() -> tuple[Int[Tensor, "image row column"], Int[Tensor, " image"]]:
     """Return pixels and digits of all that scikit-learn brings."""
     try:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra(
             "all 1,797 digits come with scikit-learn: pip install 'glassformer[learn]'. "

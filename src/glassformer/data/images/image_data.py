@@ -5,7 +5,7 @@ no vocabulary that is read; `output_tokenizer` names the classes.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,7 @@ class ImageConfig(DataConfig):
     """Images of one size, each of one of some classes."""
 
     # a row has one target
-    length: ClassVar[int] = 1  # type: ignore[misc]
+    length = 1
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes, in the order of their targets."""

@@ -1,10 +1,11 @@
 """Drawn shapes: squares, discs, rings, crosses and bars at random places and in random sizes, with a question.
 
+    kind      one shape: which kind is it?
     same      two shapes: are they of one kind?
     count     how many of the others are of the kind of the shape in the top left quarter?
 
-Sizes and places are drawn apart from kinds, so no patch, and no sum over patches, tells the answer: two places have to be
-compared. What is known is known exactly: an image is made of a scene, `Shapes.scenes`.
+Sizes and places are drawn apart from kinds. Of the last two questions no patch, and no sum over patches, tells the
+answer: two places have to be compared. What is known is known exactly: an image is made of a scene, `Shapes.scenes`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.arguments import Count, Within
+from glassformer.arguments import Count
 from glassformer.config import require
 from glassformer.data.batch import Split, is_heldout
 from glassformer.data.images.image_data import ImageConfig, ImagesOfClasses
@@ -61,16 +62,18 @@ class Shapes(ImageConfig, kind="shapes"):
 
     batch_size: int = 64
     size: Count = 16
-    task: Literal["same", "count"] = "same"
+    task: Literal["kind", "same", "count"] = "same"
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(
             self.size % 2 == 0 and self.size >= 2 * SMALLEST,
-            f"shapes: size={self.size}; give an even number from {2 * SMALLEST} on, so that each quarter holds a shape.",
+            f"shapes: size={self.size}; give an even number from {2 * SMALLEST} on, so that a quarter holds a shape.",
         )
 
     def classes(self) -> tuple[str, ...]:
+        if self.task == "kind":
+            return KINDS
         return ("different", "same") if self.task == "same" else ("0", "1", "2", "3")
 
     def image(self) -> tuple[int, int]:
@@ -83,16 +86,18 @@ class Shapes(ImageConfig, kind="shapes"):
         return ImagesOfClasses(torch.stack([self.picture(scene) for scene in scenes])[:, None], classes)
 
     def scenes(self, split: Split, random: torch.Generator) -> Iterator[tuple[Shape, ...]]:
-        """Yield scenes of a split without end; whether one is held out is decided by what is in it, so splits share none."""
+        """Yield scenes of a split without end; what is in one decides whether it is held out, so splits share none."""
         while True:
             for numbers in torch.rand(256, _NUMBERS, generator=random).tolist():
-                scene = self._same(numbers) if self.task == "same" else self._count(numbers)
+                scene = self._scene(numbers)
                 if is_heldout(HELDOUT, self.size, *scene) == (split == "heldout"):
                     yield scene
 
     def answer(self, scene: tuple[Shape, ...]) -> int:
         """Return the index of a scene's class."""
         first, *others = scene
+        if self.task == "kind":
+            return KINDS.index(first.kind)
         return sum(shape.kind == first.kind for shape in others)
 
     def picture(self, scene: tuple[Shape, ...]) -> Float[Tensor, "row column"]:
@@ -103,6 +108,11 @@ class Shapes(ImageConfig, kind="shapes"):
             top, left = shape.quarter // 2 * half + shape.down, shape.quarter % 2 * half + shape.right
             found[top : top + shape.size, left : left + shape.size] = stamp(shape.kind, shape.size)
         return found
+
+    def _scene(self, numbers: list[float]) -> tuple[Shape, ...]:
+        if self.task == "kind":
+            return (self._shape(_kinds(numbers[:1], [])[0], int(numbers[1] * 4), numbers[2:5]),)
+        return self._same(numbers) if self.task == "same" else self._count(numbers)
 
     def _same(self, numbers: list[float]) -> tuple[Shape, ...]:
         """Return two shapes in two quarters, of one kind in half of all scenes."""

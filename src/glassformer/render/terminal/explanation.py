@@ -373,7 +373,7 @@ def _looks(found: Explanation) -> RenderableType:
 
 
 def _on_image(tops: Sequence[TopHead], grid: tuple[int, int, int]) -> Text:
-    """Return the rows of some heads as pictures side by side, a mark for each patch: the fuller, the more it looks there.
+    """Return the rows of some heads as pictures side by side: the fuller a patch's mark, the more it is looked at.
 
     Args:
         tops: The heads.
@@ -385,7 +385,9 @@ def _on_image(tops: Sequence[TopHead], grid: tuple[int, int, int]) -> Text:
     lines = [[f"{spoken_label(top.label):<{width}}" for top in shown]]
     for row in range(rows):
         first = outside + row * columns
-        shares = ([top.weights[i] / max(max(top.weights), 1e-9) for i in range(first, first + columns)] for top in shown)
+        shares = (
+            [top.weights[i] / max(max(top.weights), 1e-9) for i in range(first, first + columns)] for top in shown
+        )
         lines.append(["".join(2 * SHADES[_shade(share)] for share in of_row).ljust(width) for of_row in shares])
     return Text("\n".join("   ".join(line) for line in lines))
 
