@@ -43,7 +43,7 @@ def test_a_run_on_images_that_was_stopped_goes_on_to_the_same_weights(class_toke
 
 
 def test_accumulated_parts_of_a_batch_of_images_give_its_gradient(tmp_path: Path) -> None:
-    config = tiny(Shapes(batch_size=4, size=10), 2, 10, steps=1)
+    config = tiny(Shapes(batch_size=4, size=10, task="same"), 2, 10, steps=1)
     still = tuple(layer.replace(dropout=0.0) for layer in config.model.blocks[""])
     config = config.replace(model=config.model.replace(layers=still))
     one, parts = (train(config.replace(accumulate=n), tmp_path / str(n)) for n in (1, 2))

@@ -10,7 +10,7 @@ from glassformer.data import DataConfig, Digits, Shape, Shapes
 from glassformer.data.images.shapes import KINDS, stamp
 from glassformer.errors import ConfigError, DataError, MissingExtra
 
-tasks = pytest.mark.parametrize("task", ["kind", "same", "count"])
+tasks = pytest.mark.parametrize("task", ["kind", "marked", "same", "count"])
 
 
 @tasks
@@ -21,6 +21,9 @@ def test_the_class_of_drawn_shapes_is_what_their_scene_says(task: Any) -> None:
         kinds = [shape.kind for shape in scene]
         if task == "kind":
             assert (config.classes()[config.answer(scene)],) == tuple(kinds)
+        elif task == "marked":
+            assert [shape.quarter for shape in scene[1:]] == [0, 1, 2, 3]
+            assert config.classes()[config.answer(scene)] == kinds[1 + scene[0].quarter]
         elif task == "same":
             assert config.classes()[config.answer(scene)] == ("same" if kinds[0] == kinds[1] else "different")
         else:
@@ -43,11 +46,12 @@ def test_classes_of_drawn_shapes_are_as_frequent_and_no_part_of_a_scene_tells_th
     share = classes.bincount().float() / len(classes)
     # of 2400 draws: four standard deviations
     assert float((share - 1 / len(config.classes())).abs().max()) < 0.04
-    for kind in () if task == "kind" else KINDS:
+    for kind in () if task in ("kind", "marked") else KINDS:
         of_first = torch.tensor([scene[0].kind == kind for scene in scenes])
         told = classes[of_first].bincount(minlength=len(share)).float() / of_first.sum()
         assert float((told - share).abs().max()) < 0.1
-    assert {shape.size for scene in scenes for shape in scene} == {5, 6, 7}
+    sizes = {shape.size for scene in scenes for shape in scene if shape.kind != "mark"}
+    assert sizes == ({5, 6} if task == "marked" else {5, 6, 7, 8})
 
 
 def test_shapes_of_one_size_differ_from_each_other() -> None:
@@ -57,7 +61,7 @@ def test_shapes_of_one_size_differ_from_each_other() -> None:
         assert all(stamp(kind, size).sum() >= size for kind in KINDS)
 
 
-@pytest.mark.parametrize("config", [Shapes(), Shapes(task="count"), Digits(packaged=True)])
+@pytest.mark.parametrize("config", [Shapes(), Shapes(task="same"), Shapes(task="count"), Digits(packaged=True)])
 def test_no_image_is_in_both_splits(config: DataConfig) -> None:
     data = config.build()
     train, heldout = (
@@ -80,7 +84,7 @@ def test_batches_of_images_are_a_function_of_config_split_and_step(config: DataC
 
 
 def test_classes_have_the_names_that_the_data_gives_them() -> None:
-    assert Shapes().build().output_tokenizer.tokens([0, 1]) == ["different", "same"]
+    assert Shapes(task="same").build().output_tokenizer.tokens([0, 1]) == ["different", "same"]
     assert Digits(packaged=True).build().output_tokenizer.vocab_size == 10
 
 
@@ -100,9 +104,11 @@ def test_all_digits_need_scikit_learn_and_begin_with_the_packaged_ones(monkeypat
 @pytest.mark.parametrize("size", [8, 15])
 def test_images_too_small_for_shapes_are_refused(size: int) -> None:
     with pytest.raises(ConfigError, match="even number from 10"):
-        Shapes(size=size)
+        Shapes(size=size, task="same")
+    with pytest.raises(ConfigError, match="no room for a mark"):
+        Shapes(size=12)
 
 
 def test_a_scene_by_hand_is_drawn_where_it_says() -> None:
-    picture = Shapes(size=10).picture((Shape("bar", 3, 5, 0, 0),))
+    picture = Shapes(size=10, task="kind").picture((Shape("bar", 3, 5, 0, 0),))
     assert picture.nonzero().tolist() == [[7, column] for column in range(5, 10)]

@@ -80,7 +80,7 @@ def _read(model: ModelLike, n: int) -> Stage:
     """Return what stands for each token before it has a vector: an id, or the numbers of a patch."""
     if (patches := model.patches) is not None:
         note = sentence("Each token is a square of {size} x {size} pixels.", size=patches.size)
-        numbers = {sentence("rows"): patches.grid[0], sentence("columns"): patches.grid[1]}
+        numbers: dict[str, float] = {sentence("rows"): patches.grid[0], sentence("columns"): patches.grid[1]}
         return Stage("tokens", sentence("patches"), {"batch": 1, "pos": n, "pixel": patches.n_pixels}, numbers, note)
     vocab = model.config.vocab_size
     note = sentence("Each token is a number below {vocabulary}.", vocabulary=vocab)

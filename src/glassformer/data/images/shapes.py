@@ -1,11 +1,12 @@
 """Drawn shapes: squares, discs, rings, crosses and bars at random places and in random sizes, with a question.
 
     kind      one shape: which kind is it?
+    marked    a shape in each quarter, and a line in the upper left corner of one: which kind is the shape there?
     same      two shapes: are they of one kind?
     count     how many of the others are of the kind of the shape in the top left quarter?
 
-Sizes and places are drawn apart from kinds. Of the last two questions no patch, and no sum over patches, tells the
-answer: two places have to be compared. What is known is known exactly: an image is made of a scene, `Shapes.scenes`.
+Sizes and places are drawn apart from kinds. But for the first question no patch, and no sum over patches, tells
+the answer: what is in one place decides what matters in another. What is known is known exactly: an image is made of a scene, `Shapes.scenes`.
 """
 
 from collections.abc import Iterator
@@ -29,13 +30,15 @@ HELDOUT = 0.1
 _NUMBERS = 18
 # below this, discs are crosses and rings are squares
 SMALLEST = 5
+# of a line that marks a quarter: pixels along a side of its square, of which the first row is filled
+MARK = 3
 
 
 class Shape(NamedTuple):
     """One shape.
 
     Args:
-        kind: What it is, a name of `KINDS`.
+        kind: What it is, a name of `KINDS`; or `mark`.
         quarter: Which quarter of the image it lies in: top left, top right, bottom left, bottom right, from 0.
         size: Pixels along a side.
         down: Pixels between the upper edges of the quarter and of the shape,
@@ -62,7 +65,7 @@ class Shapes(ImageConfig, kind="shapes"):
 
     batch_size: int = 64
     size: Count = 16
-    task: Literal["kind", "same", "count"] = "same"
+    task: Literal["kind", "marked", "same", "count"] = "marked"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,9 +73,14 @@ class Shapes(ImageConfig, kind="shapes"):
             self.size % 2 == 0 and self.size >= 2 * SMALLEST,
             f"shapes: size={self.size}; give an even number from {2 * SMALLEST} on, so that a quarter holds a shape.",
         )
+        least = 2 * (SMALLEST + MARK - 1)
+        require(
+            self.task != "marked" or self.size >= least,
+            f"shapes: size={self.size} has no room for a mark beside a shape; give {least} or more.",
+        )
 
     def classes(self) -> tuple[str, ...]:
-        if self.task == "kind":
+        if self.task in ("kind", "marked"):
             return KINDS
         return ("different", "same") if self.task == "same" else ("0", "1", "2", "3")
 
@@ -98,6 +106,8 @@ class Shapes(ImageConfig, kind="shapes"):
         first, *others = scene
         if self.task == "kind":
             return KINDS.index(first.kind)
+        if self.task == "marked":
+            return KINDS.index(next(shape.kind for shape in others if shape.quarter == first.quarter))
         return sum(shape.kind == first.kind for shape in others)
 
     def picture(self, scene: tuple[Shape, ...]) -> Float[Tensor, "row column"]:
@@ -112,6 +122,12 @@ class Shapes(ImageConfig, kind="shapes"):
     def _scene(self, numbers: list[float]) -> tuple[Shape, ...]:
         if self.task == "kind":
             return (self._shape(_kinds(numbers[:1], [])[0], int(numbers[1] * 4), numbers[2:5]),)
+        if self.task == "marked":
+            mark = Shape("mark", int(numbers[0] * 4), MARK, 0, 0)
+            kinds = [_kinds([number], [])[0] for number in numbers[1:5]]
+            return mark, *(
+                self._shape(kind, i, numbers[5 + 3 * i : 8 + 3 * i], MARK - 1) for i, kind in enumerate(kinds)
+            )
         return self._same(numbers) if self.task == "same" else self._count(numbers)
 
     def _same(self, numbers: list[float]) -> tuple[Shape, ...]:
@@ -131,10 +147,11 @@ class Shapes(ImageConfig, kind="shapes"):
         kinds = _kinds(numbers[2:6], alike)
         return tuple(self._shape(kind, i, numbers[6 + 3 * i : 9 + 3 * i]) for i, kind in enumerate(kinds))
 
-    def _shape(self, kind: str, quarter: int, numbers: list[float]) -> Shape:
-        half = self.size // 2
-        size = SMALLEST + int(numbers[0] * (half - SMALLEST))
-        down, right = (int(number * (half - size + 1)) for number in numbers[1:3])
+    def _shape(self, kind: str, quarter: int, numbers: list[float], free: int = 0) -> Shape:
+        """Return a shape anywhere in a quarter, of which the first rows and columns may be kept free."""
+        room = self.size // 2 - free
+        size = SMALLEST + int(numbers[0] * (room - SMALLEST + 1))
+        down, right = (free + int(number * (room - size + 1)) for number in numbers[1:3])
         return Shape(kind, quarter, size, down, right)
 
 
@@ -159,5 +176,6 @@ def stamp(kind: str, size: int) -> Float[Tensor, "row column"]:
         "ring": (distance <= size / 2) & (distance > size / 2 - 1.5),
         "cross": (down.abs() <= thin) | (right.abs() <= thin),
         "bar": down.abs() <= thin,
+        "mark": down == down.min(),
     }
     return found[kind].float()
