@@ -33,8 +33,8 @@ class Patches(Config):
         class_token: A learned vector stands before the patches, at position 0 and outside their grid.
     """
 
-    image: tuple[Count, Count]
-    size: Count
+    image: tuple[Count, Count] = (16, 16)
+    size: Count = 4
     channels: Count = 1
     class_token: bool = field(default=False, metadata={UNSAID: True})
 

@@ -5,8 +5,9 @@
     same      two shapes: are they of one kind?
     count     how many of the others are of the kind of the shape in the top left quarter?
 
-Sizes and places are drawn apart from kinds. But for the first question no patch, and no sum over patches, tells
-the answer: what is in one place decides what matters in another. What is known is known exactly: an image is made of a scene, `Shapes.scenes`.
+Sizes and places are drawn apart from kinds. But for the first question no patch, and no sum over patches, tells the
+answer: what is in one place decides what matters in another. What is known is known exactly: an image is made of a
+scene, `Shapes.scenes`.
 """
 
 from collections.abc import Iterator
@@ -121,7 +122,7 @@ class Shapes(ImageConfig, kind="shapes"):
 
     def _scene(self, numbers: list[float]) -> tuple[Shape, ...]:
         if self.task == "kind":
-            return (self._shape(_kinds(numbers[:1], [])[0], int(numbers[1] * 4), numbers[2:5]),)
+            return (self._shape(KINDS[int(numbers[0] * len(KINDS))], int(numbers[1] * 4), numbers[2:5]),)
         if self.task == "marked":
             mark = Shape("mark", int(numbers[0] * 4), MARK, 0, 0)
             kinds = [_kinds([number], [])[0] for number in numbers[1:5]]
