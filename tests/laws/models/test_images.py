@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer as gf
+from glassformer import weights
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.analysis.causal import patch
+from glassformer.analysis.causal import ablate_each, patch
 from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import Attention, Grid, Linformer, RopeGrid
 from glassformer.data import Batch
@@ -29,9 +30,12 @@ from glassformer.models import (
     patchify,
     unpatchify,
 )
+from glassformer.models.accounting import account
 from glassformer.models.embedding import PositionEmbedding
 from glassformer.testing import close
+from glassformer.testing.applies import outcomes
 from glassformer.testing.layers import randomise
+from glassformer.testing.models import IMAGES, subject
 from glassformer.trace import At, Scale, Set, Tape
 
 # a grid of 2 x 3 patches, so that rows and columns cannot be taken for each other
@@ -247,9 +251,20 @@ def test_what_goes_by_token_ids_says_in_a_sentence_that_there_are_none() -> None
         lambda: gf.run(found, images()).inputs.require_ids("this"),
         lambda: gf.analysis.heads.head_scores(found),
         lambda: gf.generate(found, images()),
+        lambda: weights.folded(found),
+        lambda: weights.logits(weights.of(found), images()),
+        lambda: weights.of(found).E,
     ):
         with pytest.raises(AnalysisUnavailable):
             ask()
+
+
+@both
+def test_what_a_model_of_images_costs_is_counted(patches: Patches) -> None:
+    found = model(patches, positions=LearnedGrid())
+    counted = account(found.config)
+    assert sum(counted.parameters.values()) == sum(parameter.numel() for parameter in found.parameters())
+    assert counted.flops["embedding"] == 2 * 6 * 8 * 8 and counted.length == patches.n_tokens
 
 
 def test_edits_reach_a_class_token_and_patches_alike() -> None:
@@ -263,3 +278,34 @@ def test_edits_reach_a_class_token_and_patches_alike() -> None:
 def test_a_mechanism_with_parameters_of_places_has_one_for_every_patch() -> None:
     found = model(WITH_CLASS, block(Linformer(rank=3), n_heads=2, d_head=4))
     assert found(images()).shape == (2, 7, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_analysis_answers_of_images_or_refuses_in_a_sentence(name: str) -> None:
+    found = outcomes(subject(name))
+    refused = {analysis: one.reason for analysis, one in found.items() if one.status == "refused"}
+    # three in four answer, and those that have a judge as it does
+    assert len(refused) < len(found) / 3 and sum(one.compared for one in found.values()) >= 10
+    for analysis in (
+        "patch",
+        "sweep",
+        "direct_logit_attribution",
+        "rollout",
+        "ablate",
+        "logit_lens",
+        "explain",
+        "acdc",
+    ):
+        assert analysis not in refused
+    assert all(reason.endswith(".") for reason in refused.values())
+
+
+def test_what_an_ablation_costs_images_is_a_loss_of_their_classes() -> None:
+    found = subject("image_mean")
+    lost = ablate_each(found.model, found.batch())
+    scaled = Tape(found.model, edit=[Scale("L1H0.z", 0.0)])
+    labels = found.batch().targets[:, 0]
+    losses = [F.cross_entropy(found.model.class_logits(found(tape)), labels) for tape in (None, scaled)]
+    close(lost.loss_change.select(heads="L1H0").values, losses[1] - losses[0])
+    assert lost.loss == pytest.approx(float(losses[0].detach()))
