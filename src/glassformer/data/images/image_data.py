@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.data.batch import Batch, DataConfig, Split, check_split, generator
+from glassformer.arguments import Count, fits
+from glassformer.config import require
+from glassformer.data.batch import MOST_TOKENS, Batch, DataConfig, Split, check_split, generator
 from glassformer.data.tokenizer import Tokenizer, label_tokenizer
 
 
@@ -27,6 +29,15 @@ class ImageConfig(DataConfig):
 
     # a row has one target
     length = 1
+
+    def check_sizes(self) -> None:
+        super().check_sizes()
+        rows, columns = self.image()
+        require(
+            not fits(rows, Count) or self.batch_size * rows * columns <= MOST_TOKENS,
+            f"{self.kind}: a batch of batch_size={self.batch_size:,} images of {rows:,} x {columns:,} pixels has more than "
+            f"{MOST_TOKENS:,}, the most there may be.",
+        )
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes, in the order of their targets."""
