@@ -49,13 +49,12 @@ class Prompts:
 
     @property
     def rows(self) -> int:
-        return 1 if self.given.ids is None else len(self.given.ids)
+        return self.given.shape[0] or 1
 
     def lengths(self) -> dict[str, int]:
         """Return positions by stack; empty for a model we know nothing about."""
-        if self.given.ids is None:
+        if not (n := self.given.shape[1]):
             return {}
-        n = self.given.ids.shape[1]
         source = self.given.source_ids
         return {"": n} if source is None else {"encoder": source.shape[1], "decoder": n}
 

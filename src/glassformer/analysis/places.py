@@ -88,9 +88,8 @@ def places(run: Run, positions: Positions = None, *, single: bool = False) -> Pl
             gives every row its own. All by default, those of padding included.
         single: The run is of one prompt, and results keep no axis for it.
     """
-    assert run.ids is not None, "a run of one of our models has ids"
-    batch, length = run.ids.shape
-    device = run.ids.device
+    batch, length = run.inputs.shape
+    device = run.inputs.device
     if isinstance(positions, Sequence) and not len(positions):
         raise ShapeMismatch("positions: give one at least, or None for all of them.")
     rows = range(batch)
@@ -140,8 +139,7 @@ def position_in(run: Run, position: int | None) -> int:
     """
     if position is not None:
         return run.place(position)
-    assert run.ids is not None, "a run of one of our models has ids"
-    last = run.place(asked_position(run.model, run.ids[0]))
+    last = run.place(asked_position(run.model, None if run.ids is None else run.ids[0]))
     if run.source_ids is not None and last > 0 and run.logits is not None:
         ended = int(run.logits[0, last].argmax()) in run.model.stops
         return last - 1 if ended else last

@@ -88,13 +88,15 @@ def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
     Raises:
         AnalysisUnavailable: An encoder-decoder, which reads pairs, or a model whose logits are of other tokens.
     """
+    if model.patches is not None:
+        raise AnalysisUnavailable(f"{analysis} asks how next tokens are predicted, and this model reads images.")
     if isinstance(given, Batch):
         return given.to(place_of(model))
     if model.reads_pairs or not model.generates:
         raise AnalysisUnavailable(f"{analysis}: an encoder-decoder reads pairs; give a Batch with source and tokens.")
     model.require_one_vocabulary(f"{analysis}, on texts whose next tokens are the targets,")
     read = model.read(given)
-    ids = read.args[0]
+    ids = read.require_ids(analysis)
     if read.lengths is None:
         return next_token_batch(ids)
     counts = read.lengths - 1
@@ -115,7 +117,7 @@ def rows_by_length(model: Model, given: Any, analysis: str) -> list[Int[Tensor, 
         ShapeMismatch: A row of a `Batch` holds several documents.
     """
     read = model.read(given)
-    ids, counts, documents = read.args[-1], read.lengths, read.kwargs.get("documents")
+    ids, counts, documents = read.require_ids(analysis), read.lengths, read.kwargs.get("documents")
     if documents is not None and bool(((documents != documents[:, :1]) & read.output.padding.real(ids)).any()):
         raise ShapeMismatch(
             f"{analysis} takes each row for one text, and rows of this Batch hold several documents.\n"
@@ -139,9 +141,12 @@ def token_id(model: ModuleLike, token: str | int) -> int:
     """Return the id of a token that the model reads, given as text or id.
 
     Raises:
+        AnalysisUnavailable: The model reads images.
         TextError: The text is several tokens, or unknown to the vocabulary.
         TokenOutOfRange: There is no such id.
     """
+    if isinstance(model, Model) and model.patches is not None:
+        raise AnalysisUnavailable("a token is meant, and this model reads images, whose patches are vectors.")
     # a module we did not write need not say how many tokens it knows
     known = getattr(getattr(model, "config", None), "vocab_size", None)
     return _id(model, token, tokenizer_of(model), known)
@@ -176,7 +181,7 @@ def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) 
     return ids[0]
 
 
-def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
+def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"] | None) -> int:
     """Return the position that a text asks about: the last (-1), or where an encoder stands for a text or has a mask.
 
     Classes of a text are told at its first position by an encoder, which otherwise is asked at its first mask.
@@ -185,7 +190,7 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
         return -1
     if model.logits_of == "text_class":
         return 0
-    if model.tokenizer is None:
+    if model.tokenizer is None or ids is None:
         return -1
     if (mask := model.tokenizer.roles.mask) is None:
         return -1

@@ -2,6 +2,7 @@
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
 from glassformer.attention.depthwise import Depthwise
+from glassformer.attention.grid import Grid
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
@@ -58,6 +59,7 @@ from glassformer.attention.positions import (
     RelativeBias,
     RelativeBiasPositions,
     Rope,
+    RopeGrid,
     RopeScaling,
     YarnScaling,
     alibi_slopes,
@@ -112,6 +114,7 @@ __all__ = [
     "GatedDelta",
     "Gaussian",
     "General",
+    "Grid",
     "HeadInputs",
     "HeadNorm",
     "LastKey",
@@ -150,6 +153,7 @@ __all__ = [
     "RelativeBias",
     "RelativeBiasPositions",
     "Rope",
+    "RopeGrid",
     "RopeScaling",
     "Rwkv4",
     "Rwkv6",

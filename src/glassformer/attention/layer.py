@@ -18,7 +18,7 @@ from glassformer.attention.mixer import Dims, MixerConfig, Traits, per_query_hea
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 from glassformer.words import sentence
@@ -39,7 +39,9 @@ class Attention(SubLayerConfig, kind="attention"):
         projection: How queries, keys and values are made.
         merge: From mixed values to what is written.
         cross: Keys and values come from another stack's output.
-        grid: Rows and columns of an input with two dimensions, read row by row, for mechanisms that ask for them.
+        grid: Rows and columns of an input with two dimensions, read row by row, for mechanisms and positions that ask
+            for them; a model that reads images tells its own.
+        outside: Positions before the first of the grid, which stand in none of its rows: a class token. None for none.
         dropout: Rate on the weights of the pattern, in training: behind the site, so `pattern` is what was there
             before, `z` what came of the rest. The pattern is made for it, where the fast route would do without.
     """
@@ -55,6 +57,7 @@ class Attention(SubLayerConfig, kind="attention"):
     cross: bool = False
     grid: tuple[Count, Count] | None = None
     dropout: Rate = 0.0
+    outside: Count | None = field(default=None, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         groups = self.n_kv_heads or self.n_heads
@@ -93,6 +96,11 @@ class Attention(SubLayerConfig, kind="attention"):
             self.positions.crosses or not self.cross,
             f'attention: positions "{self.positions.kind}" go by distance, which cross-attention does not have; use '
             "others there.",
+        )
+        require(
+            not self.outside or not self.mixer.fills_grid,
+            f'attention: mixer "{self.mixer.kind}" mixes along rows and columns, and {self.outside} positions stand in '
+            'none; leave out the class token (class_token=False, classifies="mean").',
         )
 
     @property
@@ -145,6 +153,7 @@ class Attention(SubLayerConfig, kind="attention"):
             max_len=max_len,
             layer=layer,
             grid=self.grid,
+            outside=self.outside or 0,
             n_joined=joined,
             turned=turned,
             doubled=self.positions.doubles,

@@ -44,6 +44,7 @@ class Dims:
         max_len: Longest context the model is meant for.
         layer: Index of the block.
         grid: Rows and columns of an input with two dimensions, read row by row; None for a text.
+        outside: Positions before the first of the grid, which stand in none of its rows.
         n_joined: Mixed values that lie side by side in z.
         turned: How many numbers of a query and key, the last ones, positions may turn; None for all.
         doubled: Whether positions make two of each number that a mechanism makes of a query or key.
@@ -57,6 +58,7 @@ class Dims:
     max_len: int
     layer: int = 0
     grid: tuple[int, int] | None = None
+    outside: int = 0
     n_joined: int = 1
     turned: int | None = None
     doubled: bool = False
@@ -158,6 +160,8 @@ class MixerConfig(Config, family=True):
     by_order: ClassVar[bool] = False
     # whether training decides how many positions the state has; `state_numbers` is the most there may be then
     learns_reach: ClassVar[bool] = False
+    # whether every position has to be a place of the layer's grid, if it has one: it mixes along rows and columns
+    fills_grid: ClassVar[bool] = False
     # whether the state is kept in float32 at least, whatever the model's dtype
     wide_state: ClassVar[bool] = False
 

@@ -7,14 +7,14 @@ at other positions and carry a state from one segment to the next; MLPs work pos
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
-from glassformer.config import Config
+from glassformer.config import Config, require
 from glassformer.trace import Site, Tape, declare
 
 
@@ -41,6 +41,32 @@ class SubLayerConfig(Config, family=True):
             path: Where it lies: the beginning of its sites' names.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
+
+    def on_grid(self, grid: tuple[int, int], outside: int) -> Self:
+        """Return it as it stands in a model whose positions are places of a grid, row by row.
+
+        What has a field `grid` is told; what goes by rows and columns alone has no field `outside`.
+
+        Args:
+            grid: Rows and columns.
+            outside: Positions before the first of the grid.
+
+        Raises:
+            ConfigError: It was told another grid, or cannot have positions outside.
+        """
+        config: Any = self
+        if not hasattr(self, "grid"):
+            return self
+        said = f'{self.role or self.kind}: grid={config.grid}, and the model reads a grid of {grid}; leave "grid" out.'
+        require(config.grid in (None, grid), said)
+        if hasattr(self, "outside"):
+            return self.replace(grid=grid, outside=outside or None)
+        require(
+            not outside,
+            f'"{self.kind}" goes by rows and columns, and {outside} positions stand in none; leave out the class token '
+            '(class_token=False, classifies="mean").',
+        )
+        return self.replace(grid=grid)
 
 
 class SubLayerModule(nn.Module):

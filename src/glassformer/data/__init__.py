@@ -1,13 +1,15 @@
 """Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models.
 
-Four rooms: `text` (natural text), `tasks` (made up, with known answers), `pairs` (of prompts), `grammar` (Chinese and
-English). Beside them stand what all of them give, a batch, and what reads and mixes them.
+Five rooms: `text` (natural text), `tasks` (made up, with known answers), `images` (with a class each), `pairs` (of
+prompts), `grammar` (Chinese and English). Beside them stand what all of them give, a batch, and what reads and mixes
+them.
 """
 
 from typing import TYPE_CHECKING
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.grammar import ZhEnConfig
+from glassformer.data.images import Digits, Shape, Shapes
 from glassformer.data.marks import UNMARKED, Marks, Spelled, marks
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
@@ -78,6 +80,7 @@ __all__ = [
     "Copy",
     "Data",
     "DataConfig",
+    "Digits",
     "DirichletMarkov",
     "Document",
     "Induction",
@@ -104,6 +107,8 @@ __all__ = [
     "Roles",
     "Senses",
     "Sessions",
+    "Shape",
+    "Shapes",
     "SkipTrigram",
     "Spelled",
     "Split",

@@ -31,9 +31,9 @@ class Batch:
     """What one training step reads.
 
     Args:
-        tokens: Input of the decoder, int64 `batch pos`.
+        tokens: Input of the decoder, int64 `batch pos`; of what reads images these, `batch channel row column`.
         targets: The token that follows each input, int64 `batch pos`; or what is to be said of the text up to it, an id
-            of another vocabulary.
+            of another vocabulary; or the class of each image, `batch 1`.
         weight: True where the target counts in the loss, `batch pos`.
         documents: Document of each input position, counted from 0 in each row; None if a row is one document.
         lengths: Real input positions per row; what lies beyond is padding. None if every row is full.
@@ -82,12 +82,14 @@ class Batch:
 class Data(Protocol):
     """A source of batches.
 
-    `tokenizer` is the one that was passed in, or the one built in its place. Where targets, or sources, are tokens of
-    another vocabulary, an attribute more names them: `output_tokenizer`, `source_tokenizer`. `documents` yields token
-    ids without specials and is empty for data without documents.
+    `tokenizer` is the one that was passed in, or the one built in its place; None of images, which have none. Where
+    targets, or sources, are tokens of another vocabulary, an attribute more names them: `output_tokenizer`,
+    `source_tokenizer`. `documents` yields token ids without specials and is empty for data without documents.
     """
 
-    tokenizer: Tokenizer
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
     vocab_size: int
 
     def batch(self, step: int, split: Split = "train") -> Batch: ...
@@ -95,7 +97,7 @@ class Data(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
-def vocabularies_of(data: Data) -> dict[str, Tokenizer]:
+def vocabularies_of(data: Data) -> dict[str, Tokenizer | None]:
     """Return what names a source's tokens, targets (`output`) and sources: one tokenizer, but for what has its own."""
     own = {side: getattr(data, f"{side}_tokenizer", data.tokenizer) for side in ("output", "source")}
     return {"input": data.tokenizer} | own

@@ -10,8 +10,8 @@ from glassformer.models.channel_mixing import ChannelMixing
 from glassformer.models.chat import chat
 from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import Decoder, DecoderConfig
-from glassformer.models.embedding import Axial, Learned, Sinusoidal
-from glassformer.models.encoder import Encoder, EncoderConfig
+from glassformer.models.embedding import Axial, Learned, LearnedGrid, Sinusoidal, SinusoidalGrid
+from glassformer.models.encoder import Encoder, EncoderConfig, image_encoder
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
@@ -21,6 +21,7 @@ from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly
 from glassformer.models.output_layer import OutputLayer
+from glassformer.models.patches import Patches, patchify, unpatchify
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
@@ -48,11 +49,12 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig",
     "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
-    "Learned", "MixMlp", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm",
-    "NormConfig", "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
-    "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
-    "generate", "hybrid", "minimax", "preset", "published_block", "repeat", "require_model", "require_module",
-    "retention", "sampling_steps", "sana", "stream", "transnormer", "transnormer_llm", "written_before",
+    "Learned", "LearnedGrid", "MixMlp", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike",
+    "NoNorm", "NormConfig", "OutputLayer", "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage",
+    "ScaleOnly", "Serving", "Sinusoidal", "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search",
+    "block", "chat", "deep_norm", "every", "generate", "hybrid", "image_encoder", "minimax", "patchify", "preset",
+    "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps", "sana", "stream",
+    "transnormer", "transnormer_llm", "unpatchify", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

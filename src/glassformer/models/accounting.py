@@ -33,6 +33,7 @@ from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.model import ModelConfig
 from glassformer.models.norms import Norm
+from glassformer.models.patches import PatchVectors
 from glassformer.models.readout import ReadoutLayer
 from glassformer.numerics.placement import NumberType, number_type
 from glassformer.trace import Tape
@@ -143,6 +144,8 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
     if isinstance(config, DecoderConfig) and config.d_embed is not None:
         width = config.d_embed
         found.update(dict.fromkeys(("embedding", "unembedding"), 2 * length * width * config.d_model))
+    if config.patches is not None:
+        found["embedding"] = 2 * (length - config.patches.outside) * config.patches.n_pixels * config.d_model
     if isinstance(config, EncoderConfig) and config.readout is not None:
         found["readout"] = 2 * length * config.d_model**2
     if config.output_layer is not None:
@@ -215,6 +218,9 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(module, Embedding):
         yield "embedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "embedding", 0 if module.types is None else module.types.numel()
+    elif isinstance(module, PatchVectors):
+        yield from parameters_of("embedding", module.map)
+        yield "embedding", 0 if module.first is None else module.first.numel()
     elif isinstance(module, Tail):
         yield "unembedding", _count(module)
     elif isinstance(module, Unembedding):

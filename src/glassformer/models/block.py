@@ -8,7 +8,7 @@ parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of i
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -85,6 +85,10 @@ class BlockConfig(Config):
     def described(self) -> Sentence:
         """How sub-layers, norms and the stream are connected, in words for people."""
         return sentence("{wiring} norm", wiring=self.wiring)
+
+    def on_grid(self, grid: tuple[int, int], outside: int) -> Self:
+        """Return the block as it stands in a model that reads a grid, see `SubLayerConfig.on_grid`."""
+        return self.replace(parts=tuple(part.on_grid(grid, outside) for part in self.parts))
 
     def names(self) -> list[str]:
         """Return one name per part: its role, numbered from the second of its kind."""

@@ -67,7 +67,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
     predicts: bool = field(default=True, metadata={UNSAID: True})
-    classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})
+    classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")

@@ -11,11 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Natural
-from glassformer.attention import LinearMap, linear, sinusoids
+from glassformer.attention import Grid, LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
 from glassformer.models.evaluation import computed, drops
 from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.patches import Patches, PatchVectors
 from glassformer.models.readout import ReadoutLayer
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.numerics.precision import wide
@@ -27,9 +28,18 @@ class PositionEmbedding(Config, family=True):
 
     offset: int
     counts_padding: bool
+    # whether they are of rows and columns, which the model's input has then
+    of_grid: ClassVar[bool] = False
 
-    def build(self, d_model: int, max_len: int) -> "PositionTable":
-        return PositionTable(self, d_model, max_len)
+    def build(self, d_model: int, max_len: int, grid: Grid | None = None) -> "PositionTable":
+        """Return the table.
+
+        Args:
+            d_model: Width of the stream.
+            max_len: Longest text it is meant for.
+            grid: Rows and columns of what is read, if it has any.
+        """
+        return PositionTable(self, d_model, max_len, grid)
 
 
 @dataclass(frozen=True)
@@ -87,16 +97,63 @@ class Axial(PositionEmbedding, kind="axial"):
     counts_padding: bool = False
 
 
+@dataclass(frozen=True)
+class LearnedGrid(PositionEmbedding, kind="learned_grid"):
+    """A learned vector for each row and for each column of an image's patches, added to each other.
+
+    What stands outside the grid, a class token, gets none. A vector for each place of the grid is `Learned`.
+    """
+
+    offset = 0
+    counts_padding = False
+    of_grid: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SinusoidalGrid(PositionEmbedding, kind="sinusoidal_grid"):
+    """Fixed sines and cosines of an image's patches: half of the width by rows, half by columns.
+
+    What stands outside the grid, a class token, gets none.
+
+    Args:
+        layout: Of each half, as of `Sinusoidal`.
+
+    Source: He et al. 2021, "Masked Autoencoders Are Scalable Vision Learners", in the authors' code.
+    """
+
+    layout: Literal["interleaved", "halves"] = "halves"
+
+    offset = 0
+    counts_padding = False
+    of_grid: ClassVar[bool] = True
+
+
 class PositionTable(nn.Module):
-    def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
+    """Vectors of positions: fixed, or looked up in one table, or in one of rows and one of columns."""
+
+    def __init__(self, config: PositionEmbedding, d_model: int, max_len: int, grid: Grid | None = None) -> None:
         super().__init__()
         self.config, self.d_model, self.max_len = config, d_model, max_len
-        self.offset = config.offset
+        self.offset, self.grid = config.offset, grid
         rows = self.offset + max_len
         self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
         self.rows: nn.Parameter | None = None
         self.columns: nn.Parameter | None = None
+        require(
+            not config.of_grid or grid is not None,
+            f'positions "{config.kind}" are of rows and columns, which a text has not; use others, or give patches.',
+        )
+        if isinstance(config, SinusoidalGrid):
+            require(d_model % 4 == 0, f"sinusoidal_grid: d_model={d_model} does not divide into two halves of pairs.")
+        if isinstance(config, LearnedGrid):
+            assert grid is not None, "required above"
+            self.rows, self.columns = (nn.Parameter(torch.empty(n, d_model)) for n in (grid.rows, grid.columns))
         if isinstance(config, Axial):
+            require(
+                grid is None or grid == (*config.shape, 0),
+                f"axial positions: shape={config.shape}, and the patches are a grid of "
+                f"{grid and (grid.rows, grid.columns)}, behind {grid and grid.outside} others; use learned_grid.",
+            )
             width, room = config.copies * sum(config.widths), config.shape[0] * config.shape[1]
             require(
                 width == d_model and room >= rows,
@@ -116,8 +173,20 @@ class PositionTable(nn.Module):
             n_columns = self.config.shape[1]
             both = F.embedding(positions // n_columns, self.rows), F.embedding(positions % n_columns, self.columns)
             return torch.cat(both * self.config.copies, -1)
+        if self.config.of_grid:
+            return self._of_grid(positions).to(like.dtype)
         assert self.weight is not None, "learned positions have a table"
         return F.embedding(positions, self.weight)
+
+    def _of_grid(self, positions: Int[Tensor, "b pos"]) -> Float[Tensor, "b pos d_model"]:
+        """Return vectors of rows and columns; nought outside the grid."""
+        assert self.grid is not None, "required when it was built"
+        row, column, inside = self.grid.places(positions)
+        if isinstance(self.config, SinusoidalGrid):
+            halves = (sinusoids(place, self.d_model // 2, self.config.layout) for place in (row, column))
+            return torch.cat(tuple(halves), -1) * inside[..., None]
+        assert self.rows is not None and self.columns is not None, "learned positions of a grid have two tables"
+        return (F.embedding(row, self.rows) + F.embedding(column, self.columns)) * inside[..., None]
 
     def rows_of(self, n: int) -> Float[Tensor, "row d_model"]:
         """Return a table of so many rows that positions, from `offset` on, would be looked up in; NaN before it."""
@@ -147,7 +216,7 @@ class VocabularyMatrix(nn.Module):
         # a plain attribute: registering the other module here would store its matrix twice
         self.__dict__["tied"] = tied
         width = d_embed or d_model
-        self.matrix = None if tied is not None else nn.Parameter(torch.empty(vocab_size, width))
+        self.matrix = nn.Parameter(torch.empty(vocab_size, width)) if tied is None and vocab_size else None
         self.vocab_size, self.d_model, self.path = vocab_size, d_model, path
 
     @property
@@ -168,7 +237,8 @@ class Embedding(VocabularyMatrix):
 
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
 
-    With token types (which of two texts a token belongs to), the token's vector is that of the token and its type.
+    With token types (which of two texts a token belongs to), the token's vector is that of the token and its type. Of
+    an image, patches are the tokens, and there is no vocabulary: `models.patches` makes their vectors.
     """
 
     def __init__(
@@ -184,29 +254,41 @@ class Embedding(VocabularyMatrix):
         d_embed: int | None = None,
         n_types: int = 0,
         dropout: float = 0.0,
+        patches: Patches | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, path)
+        self.patches = None if patches is None else PatchVectors(patches, d_model)
+        grid = None if patches is None else Grid(*patches.grid, patches.outside)
         self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
         self.map = None if d_embed is None else LinearMap(d_embed, d_model, bias=False)
         self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
-        self.positions = None if positions is None else positions.build(d_model, max_len)
+        self.positions = None if positions is None else positions.build(d_model, max_len, grid)
         self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
         self.dropout = dropout
         # true and false are no factors, though they are numbers too
         self.factor = float(scaled) if not isinstance(scaled, bool) else math.sqrt(d_model) if scaled else 1.0
 
     @property
+    def stored(self) -> Float[Tensor, "vocab d_embed"]:
+        """The matrix as it is stored; of what reads images one without rows."""
+        return super().stored if self.patches is None else self.patches.map.weight.new_empty(0, self.d_model)
+
+    @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
         return self.stored if self.map is None else self.map(self.stored)
 
+    def size(self, tokens: Tensor) -> tuple[int, int]:
+        """Return how many rows are read, and how many positions each has: ids, or patches of images."""
+        return len(tokens), tokens.shape[1] if self.patches is None else self.patches.config.n_tokens
+
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch channel row column"],
         positions: Int[Tensor, "b pos"],
         tape: Tape | None,
         types: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        x = F.embedding(tokens, self.stored)
+        x = F.embedding(tokens, self.stored) if self.patches is None else self.patches(tokens)
         x = x if self.map is None else self.map(x)
         x = x if self.factor == 1.0 else x * self.factor
         if self.types is not None:

@@ -1,11 +1,12 @@
-"""Encoder: tokens in, every position read both ways; logits are of the token that stands at a position itself.
+"""Encoder: tokens or an image in, every position read both ways; logits are of what stands at a position itself.
 
 A masked language model is one: put the mask token at a position, and the logits there say what it hides.
 Source: Devlin et al. 2018, "BERT".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +20,9 @@ from glassformer.models.embedding import Embedding, PositionEmbedding, Unembeddi
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
+from glassformer.models.patches import Patches
 from glassformer.models.readout import Readout
+from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, make_context
 from glassformer.trace import Tape
 
@@ -29,10 +32,11 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     """An encoder-only transformer.
 
     Args:
-        vocab_size: Number of token ids.
+        vocab_size: Number of token ids; 0 where images are read.
         d_model: Width of the residual stream.
         layers: One config per block, already expanded (see `schedules`).
-        max_len: Longest text it is meant for; the length of a learned position table.
+        max_len: Longest text it is meant for; the length of a learned position table. Of images, as many as patches and
+            class token are.
         positions: Positions added to the stream; None where attention handles them.
         n_types: Kinds of tokens told apart by a vector each (first and second of two texts); 0 for none.
         embed_norm: Norm on what enters the first block; None for none.
@@ -46,11 +50,12 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         embed_dropout: Rate on what enters the first block, in training.
         output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
             where they are. Even of equal size they count as two vocabularies.
-        classifies: What outputs are classes of: the text, whose logits are those at its first position, or each token;
-            None where they are tokens.
+        classifies: What outputs are classes of: the text or image, whose logits are those at its first position, or (of
+            an image, `mean`) the mean of those at all positions; or each token. None where they are tokens.
+        patches: How images are cut into tokens, if images are what it reads; layers are told the grid. None for text.
     """
 
-    vocab_size: Count
+    vocab_size: Natural
     d_model: Count
     layers: tuple[BlockConfig, ...]
     max_len: Count = 512
@@ -66,7 +71,8 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     init: Literal["gpt", "xavier"] = "gpt"
     embed_dropout: Rate = 0.0
     output_vocab_size: Count | None = None
-    classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})
+    classifies: Literal["text", "tokens", "mean"] | None = field(default=None, metadata={UNSAID: True})
+    patches: Patches | None = field(default=None, metadata={UNSAID: True})
 
     logit_cap: ClassVar[None] = None
 
@@ -80,11 +86,74 @@ class EncoderConfig(ModelConfig, kind="encoder"):
             self.predicts or (self.readout is None and not self.unembed_bias and self.output_vocab_size is None),
             "encoder: predicts=False leaves nothing for readout, unembed_bias and output_vocab_size to do.",
         )
+        require(
+            (self.vocab_size == 0) == (self.patches is not None),
+            f"encoder: vocab_size={self.vocab_size} and patches={'None' if self.patches is None else '…'}; it reads "
+            "tokens of a vocabulary, or, with vocab_size=0, images that patches cuts.",
+        )
+        require(
+            self.classifies != "mean" or (self.patches is not None and self.readout is None),
+            'encoder: classifies="mean" is of images, and the mean of what a matrix makes of positions: leave readout '
+            "out.",
+        )
+        if self.patches is not None:
+            self._check_images(self.patches)
+
+    def _check_images(self, patches: Patches) -> None:
+        require(
+            self.max_len == patches.n_tokens,
+            f"encoder: max_len={self.max_len}, and an image has {patches.n_tokens} tokens; set max_len to that, or use "
+            "image_encoder(patches, …).",
+        )
+        require(
+            not (self.tied and self.predicts) and self.n_types == 0 and self.embed_scale is False,
+            "encoder: patches are no tokens of a vocabulary: set tied=False, n_types=0 and embed_scale=False.",
+        )
+        require(
+            not self.predicts or self.classifies is not None,
+            "encoder: outputs for images are classes: give output_vocab_size, how many, and classifies.",
+        )
+        require(
+            self.classifies != "text" or patches.class_token,
+            'encoder: classifies="text" reads the first position, which stands for the image if patches have a '
+            'class_token; without it use classifies="mean".',
+        )
 
     def build(self, seed: int = 0) -> "Encoder":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return Encoder(self)
+
+
+def image_encoder(
+    patches: Patches,
+    d_model: int,
+    layers: Sequence[BlockConfig],
+    n_classes: int | None,
+    positions: PositionEmbedding | None = None,
+    **settings: Any,
+) -> EncoderConfig:
+    """Return an encoder that says which of some classes an image is of, with what follows from its patches filled in.
+
+    The class is read off the class token if there is one, else it is the mean of what all patches say.
+
+    Args:
+        patches: How images are cut.
+        d_model: Width of the stream.
+        layers: Its blocks; they are told the grid.
+        n_classes: How many classes there are; None for a model that ends in the stream.
+        positions: Positions added to the stream.
+        settings: Other fields of `EncoderConfig`.
+
+    Source: Dosovitskiy et al. 2020, "An Image Is Worth 16x16 Words"; the mean in place of a class token, appendix D.3.
+    """
+    head: dict[str, Any] = {"predicts": False}
+    if n_classes is not None:
+        head = {"output_vocab_size": n_classes, "classifies": "text" if patches.class_token else "mean"}
+    said: dict[str, Any] = {"unembed_bias": n_classes is not None, "tied": False} | head | settings
+    return EncoderConfig(
+        0, d_model, tuple(layers), max_len=patches.n_tokens, positions=positions, patches=patches, **said
+    )
 
 
 class Encoder(Model):
@@ -95,12 +164,14 @@ class Encoder(Model):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, "encoder")
-        d_model = config.d_model
+        d_model, layers, patches = config.d_model, config.layers, config.patches
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
-            norm=config.embed_norm, n_types=config.n_types, dropout=config.embed_dropout,
+            norm=config.embed_norm, n_types=config.n_types, dropout=config.embed_dropout, patches=patches,
         )  # fmt: skip
-        self.stack = Stack(config.layers, d_model, config.max_len, config.final_norm)
+        if patches is not None:
+            layers = tuple(layer.on_grid(patches.grid, patches.outside) for layer in layers)
+        self.stack = Stack(layers, d_model, config.max_len, config.final_norm)
         if config.predicts:
             tied, readout = self.embed if config.tied else None, config.readout
             layer = None if readout is None else readout.build(d_model)
@@ -117,7 +188,7 @@ class Encoder(Model):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch channel row column"],
         *,
         types: Int[Tensor, "batch pos"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
@@ -129,8 +200,10 @@ class Encoder(Model):
     ) -> Float[Tensor, "batch pos _"]:
         """Return logits `batch pos vocab`, of the token at each position; the stream if the model predicts none.
 
+        Classes of a text or an image are read off them by `class_logits`.
+
         Args:
-            tokens: Token ids.
+            tokens: Token ids; of a model that reads images, these.
             types: Which of the texts each token belongs to, from 0; all to the first by default.
             lengths: Real tokens per row. Padding is on the right.
             start: Where each row's real tokens begin, if padding is on the left; positions count from there, unless
@@ -143,12 +216,35 @@ class Encoder(Model):
 
         A tape without `logits` gets the stream at the last block it needs instead.
         """
-        if self.embed.positions is not None:
-            self.embed.positions.check(tokens.shape[1])
-        context = self._context(tokens, lengths, documents, start, seed, marked)
-        x = self.embed(tokens, self.embed.places(context.positions, start), tape, types)
+        x, context = self._enter(tokens, types, lengths, documents, start, seed, marked, tape)
         x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
+
+    def class_logits(self, logits: Float[Tensor, "*batch pos vocab"]) -> Float[Tensor, "*batch vocab"]:
+        """Return the logits of each text's or image's class, as `classifies` says, of those that a pass returns.
+
+        Raises:
+            AnalysisUnavailable: The outputs are of each position.
+        """
+        if self.config.classifies == "mean":
+            return logits.mean(-2)
+        if self.config.classifies == "text":
+            return logits[..., 0, :]
+        raise AnalysisUnavailable(
+            f'"{self.name}" says something of each position, and no class of the whole (classifies='
+            f"{self.config.classifies!r})."
+        )
+
+    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0, tape: Tape | None = None) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy of a batch in nats: of each row's class, or of the targets that count."""
+        x, context = self._enter(batch.tokens, None, batch.lengths, batch.documents, None, 0, None, tape)
+        x, _ = self.stack(x, context, tape=tape)
+        if self.config.classifies == "mean":
+            # logits are an affine map of the stream, so their mean is what it makes of the mean
+            x = x.mean(1, keepdim=True)
+        elif self.config.classifies == "text":
+            x = x[:, :1]
+        return self.unembed.loss(x, batch.targets[:, : x.shape[1]], batch.weight[:, : x.shape[1]], smoothing)
 
     def resume(
         self,
@@ -174,7 +270,8 @@ class Encoder(Model):
             at: Which positions logits are wanted for; all by default.
             tape: Reads and edits.
         """
-        context = self._context(resid, lengths, documents, start, 0, marked)
+        batch, length = resid.shape[:2]
+        context = self._context(batch, length, resid.device, lengths, documents, start, 0, marked)
         return self._leave(self.stack(resid, context, tape=tape, start=layer, at=at)[0], tape)
 
     def _require_marks(self) -> None:
@@ -194,11 +291,18 @@ class Encoder(Model):
             "    Put the mask token where you want a word, and read the logits there: gf.explain(model, text)."
         )
 
-    def _context(self, like, lengths, documents, start, seed, marked):
+    def _enter(self, tokens, types, lengths, documents, start, seed, marked, tape):
+        batch, length = self.embed.size(tokens)
+        if self.embed.positions is not None:
+            self.embed.positions.check(length)
+        context = self._context(batch, length, tokens.device, lengths, documents, start, seed, marked)
+        return self.embed(tokens, self.embed.places(context.positions, start), tape, types), context
+
+    def _context(self, batch, length, device, lengths, documents, start, seed, marked):
         if marked is not None:
             self._require_marks()
         # what sees both ways cannot be scanned
         return make_context(
-            like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, document_ids=documents,
+            batch, length, device, is_causal=False, lengths=lengths, document_ids=documents,
             start=start, form="parallel", seed=seed, marked=marked,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
 from glassformer.models.generation_rules import NO_RULES
 from glassformer.models.output_layer import OutputLayer
+from glassformer.models.patches import Patches
 from glassformer.models.reading import Inputs, read, tokenizer_for
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
@@ -41,14 +42,16 @@ ANSWERS: Mapping[LogitsOf, Sentence] = {
 class ModelConfig(Config, family=True):
     """A whole model as data."""
 
-    vocab_size: Count
+    vocab_size: int
     output_vocab_size: Count | None
     d_model: Count
     max_len: Count
     output_layer: OutputLayer | None = None
     # whether there are logits at all, and what they are classes of: each text, each token; None for tokens to come
     predicts: bool = True
-    classifies: Literal["text", "tokens"] | None = None
+    classifies: Literal["text", "tokens", "mean"] | None = None
+    # how images are cut into tokens, of what reads images
+    patches: Patches | None = None
 
     @property
     def n_outputs(self) -> int:
@@ -189,6 +192,8 @@ class Model(nn.Module):
     begin: Callable[..., Any]
     # of models of one stack: from tokens to the last stream, before the logits
     stream: Callable[..., Any]
+    # of encoders: from the logits of all positions to those of the class of the whole
+    class_logits: Callable[..., Any]
 
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()
@@ -280,6 +285,11 @@ class Model(nn.Module):
     def reads_pairs(self) -> bool:
         """Whether it reads two texts: a source, and what its decoder has of the target."""
         return self.source is not None
+
+    @property
+    def patches(self) -> Patches | None:
+        """How what it reads is cut into tokens, if that is images; None if it is token ids."""
+        return self.config.patches
 
     @property
     def generates(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a model reads: texts, ids, rows of them or a batch, checked once and kept as one value.
+"""What a model reads: texts, ids, images, rows of them or a batch, checked once and kept as one value.
 
     inputs = model.read(["the cat sat", "a dog"])
     inputs.ids, inputs.token_rows, inputs.notes         # of what ends in the logits; `source_ids` … of an encoder
@@ -22,9 +22,10 @@ from glassformer.arguments import not_dense, shown
 from glassformer.data.batch import Batch
 from glassformer.data.marks import UNMARKED, Marks, marks
 from glassformer.data.tokenizer import Reading, Specials, Tokenizer
-from glassformer.errors import ShapeMismatch, TextError
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, Padding
+from glassformer.models.patches import Patches
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note
 
@@ -37,7 +38,7 @@ class Side:
     """What one stack reads.
 
     Args:
-        ids: Token ids, `batch pos`; None of a module that takes no ids.
+        ids: Token ids, `batch pos`; None of images, whose patches are the tokens, and of a module that takes no ids.
         padding: Which of them are real.
         tokens: Each row's real tokens as people read them.
         text: The text that was given, if it was one.
@@ -87,9 +88,16 @@ class Side:
         return dataclasses.replace(side, marks=found, odd=odd)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and positions of each with those of padding; none where nothing is known of them."""
+        if self.ids is None:
+            return len(self.tokens), len(self.tokens[0]) if self.tokens else 0
+        return self.ids.shape[0], self.ids.shape[1]
+
+    @property
     def rows(self) -> list[list[int]]:
         """Each row's real tokens."""
-        assert self.ids is not None, "what has rows has ids"
+        assert self.ids is not None, "what has rows of ids has ids"
         return self.padding.real_rows(self.ids)
 
     @property
@@ -169,6 +177,26 @@ class Inputs:
     def ids(self) -> Tensor | None:
         """Token ids of the side that ends in the logits, `batch pos`; None for a model that takes no ids."""
         return self.output.ids
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of that side, and positions of each with those of padding: of token ids, or of patches of images."""
+        return self.output.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where what is read lies."""
+        read = (self.ids, *self.args)
+        return next((value.device for value in read if isinstance(value, Tensor)), torch.device("cpu"))
+
+    def require_ids(self, analysis: str) -> Int[Tensor, "batch pos"]:
+        """Return token ids of that side; raises `AnalysisUnavailable` for what reads none, as images have none."""
+        if self.ids is None:
+            raise AnalysisUnavailable(
+                f"{analysis} goes by token ids, and what this model reads has none: patches of an image are vectors.\n"
+                "    Of any input: patterns, lenses, direct attribution, patching and ablation."
+            )
+        return self.ids
 
     @property
     def token_rows(self) -> Sequence[Sequence[str]]:
@@ -301,6 +329,10 @@ def read(
     """Return what a forward pass of a model of ours reads; see `Model.read`."""
     if isinstance(given, Batch):
         require_unsaid(lengths, mask, source)
+    if model.patches is not None:
+        require_source(model, source is not None)
+        return _images(model, model.patches, given, lengths is None and mask is None)
+    if isinstance(given, Batch):
         return _of_batch(model, given)
     said = {"specials": specials, "allow_unknown": allow_unknown}
     padded = {"lengths": lengths, "mask": mask}
@@ -309,6 +341,23 @@ def read(
         return joined(model, read_side(model, given, "prompt", **said, **padded))
     of_source = source if isinstance(source, Side) else read_side(model, source, "source", **said, **padded)
     return joined(model, read_side(model, given, "target", **said), of_source)
+
+
+def _images(model: "Model", patches: Patches, given: Any, whole: bool) -> Inputs:
+    """Return images as the arguments of a pass, with the places of their patches in place of tokens."""
+    if isinstance(given, str | Inputs):
+        raise ShapeMismatch(
+            f"this model reads images, {' x '.join(map(str, patches.shape))} numbers (channel, row, column); "
+            f"found {shown(given)}."
+        )
+    if not whole:
+        raise ShapeMismatch("this model reads images, which have no padding; leave lengths= and mask= out.")
+    if in_columns := isinstance(given, Batch):
+        given.check_targets(model.config.n_outputs)
+        given = given.tokens
+    images = patches.images(given, next(model.parameters()))
+    side = Side(tokens=[patches.names] * len(images))
+    return Inputs(side, None, (images,), in_columns=in_columns, notes=notes_of(model, side))
 
 
 def read_opening(
@@ -429,11 +478,17 @@ def read_side(
         within_context: Refuse more tokens than the context has.
 
     Raises:
+        AnalysisUnavailable: The model reads images.
         TextError: A text is empty or mostly unknown, there is no tokenizer for it, a row holds no token, or more than
             the context has room for.
         TokenOutOfRange: An id is outside the vocabulary.
         ShapeMismatch: It is neither text nor ids, or the padding that is said does not fit.
     """
+    if model.patches is not None:
+        raise AnalysisUnavailable(
+            "this takes token ids, and the model reads images, whose patches are vectors.\n"
+            "    Of images: gf.run(model, images, read=[…]), and what is asked of a run, of patterns and of edits."
+        )
     stack = model.source if reading == "source" and model.source is not None else model.output
     tokenizer = model.tokenizer_of(stack)
     first = model.start if reading == "target" else ()

@@ -55,7 +55,17 @@ from glassformer.models import (
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
 from glassformer.testing.judges import JUDGES, Asked
-from glassformer.testing.models import ALTERNATING, ARCHITECTURES, ENCODERS, RECURRENT, SLOTS, Subject, drawn, subject
+from glassformer.testing.models import (
+    ALTERNATING,
+    ARCHITECTURES,
+    ENCODERS,
+    IMAGES,
+    RECURRENT,
+    SLOTS,
+    Subject,
+    drawn,
+    subject,
+)
 from glassformer.testing.plain import plain
 from glassformer.testing.sub_layer_laws import WIRINGS
 from glassformer.trace import Foreign
@@ -190,7 +200,9 @@ def layers() -> dict[str, Made]:
     }
     places = cast(dict[str, Any], PositionsConfig.registry)
     settings: dict[str, dict[str, Any]] = {
-        name: {"positions": kind()} for name, kind in places.items() if kind is not NoPositions and not kind.doubles
+        name: {"positions": kind()}
+        for name, kind in places.items()
+        if kind is not NoPositions and not kind.doubles and not kind.of_grid
     }
     settings |= {name: SLOTS[name] for name in ("grouped", "smeared", "gated")}
     settings |= {"bias": {"bias": True}, "clip": {"clip": 0.7}, "qk_norm": {"qk_norm": True}}
@@ -213,7 +225,7 @@ def sub_layers() -> dict[str, Made]:
 
 def models() -> dict[str, Made]:
     """The tiny models of every architecture, and a module of plain PyTorch under our names."""
-    names = (*ARCHITECTURES, *ENCODERS, *RECURRENT, *ALTERNATING)
+    names = (*ARCHITECTURES, *ENCODERS, *IMAGES, *RECURRENT, *ALTERNATING)
     known: dict[str, Made] = {name: partial(subject, name) for name in names}
     return known | {"module with a spec": plain}
 

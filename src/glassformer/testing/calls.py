@@ -137,6 +137,8 @@ class _Fits:
 
     def prefix(self, length: int) -> Tensor | Batch:
         """The first row cut short; with its source, if there is one."""
+        if self.model.patches is not None:
+            return self.ids[:1]
         ids = self.subject.inputs[-1][:1, :length]
         return ids if self.target is None else Batch(ids, ids, ids > -1, source=self.ids[:1])
 
@@ -208,7 +210,7 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
     "reader": lambda fits: f"{fits.heads[-1]} Q", "token": lambda fits: 5, "threshold": lambda fits: 0.01,
     "thresholds": lambda fits: [0.001, 0.1], "circuit": lambda fits: [fits.heads[0], fits.heads[-1]],
     "subject": lambda fits: [1], "chosen": lambda fits: fits.heads[:1],
-    "mask": lambda fits: torch.eye(fits.subject.inputs[-1].shape[1], dtype=torch.bool),
+    "mask": lambda fits: torch.eye(fits.subject.length, dtype=torch.bool),
     "directions": lambda fits: fits.direction,
     "pairs": lambda fits: fits.pairs, "plan": lambda fits: [[Scale(fits.written, 0.0)]],
     "first": lambda fits: fits.heads[0], "second": lambda fits: fits.heads[-1],
@@ -224,7 +226,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     **dict.fromkeys(_OF_WEIGHTS, lambda fits: {"model": fits.weights}),
     "input_gradients": lambda fits: {"steps": 2},
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
-    "find_pattern": lambda fits: {"text": fits.ids[:1, : fits.subject.inputs[-1].shape[1]]},
+    "find_pattern": lambda fits: {"text": fits.ids[:1] if fits.model.patches else fits.ids[:1, : fits.subject.length]},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},

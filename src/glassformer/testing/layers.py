@@ -39,7 +39,8 @@ M = TypeVar("M", bound=nn.Module)
 
 D_MODEL = 12
 
-POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
+# of texts: what goes by rows and columns is laid out otherwise
+POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values() if not cls.of_grid] + [  # type: ignore[misc,attr-defined]
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
     Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),

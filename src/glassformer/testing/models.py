@@ -26,6 +26,7 @@ from glassformer.attention import (
     QueryKeyOnly,
     RelativeBias,
     Rope,
+    RopeGrid,
     Rwkv4,
     Rwkv6,
     Separate,
@@ -47,16 +48,20 @@ from glassformer.models import (
     HierarchicalSoftmax,
     LayerNorm,
     Learned,
+    LearnedGrid,
     MixtureOfExperts,
     Mlp,
     ModelConfig,
     NoNorm,
     NormConfig,
+    Patches,
     Readout,
     RmsNorm,
     ScaleOnly,
     Sinusoidal,
+    SinusoidalGrid,
     block,
+    image_encoder,
     published_block,
 )
 from glassformer.testing.layers import mixers, randomise, seeds
@@ -263,6 +268,28 @@ ENCODERS: dict[str, ModelConfig] = {
 }
 
 
+# read images: their patches are tokens without ids
+IMAGES: dict[str, ModelConfig] = {
+    # a class token and a grid of 2 x 3 patches, told to what turns queries and keys
+    "image_class": image_encoder(
+        Patches((4, 6), 2, channels=2, class_token=True),
+        16,
+        (block(n_heads=4, positions=RopeGrid(), mlp=Mlp(12)),) * 2,
+        n_classes=7,
+        positions=LearnedGrid(),
+    ),
+    # what all positions say, on average
+    "image_mean": image_encoder(
+        Patches((4, 6), 2),
+        16,
+        (block(n_heads=2, mlp=Mlp(12), norm=RmsNorm()),) * 2,
+        n_classes=7,
+        positions=SinusoidalGrid(),
+        final_norm=RmsNorm(),
+    ),
+}
+
+
 # no self-attention, or behind what runs along a text: what holds of values made at one position does not hold of these
 RECURRENT: dict[str, ModelConfig] = {
     # the source read both ways, then backwards only; by additive attention, and at its last position
@@ -308,8 +335,15 @@ class Subject:
     model: Any
     inputs: tuple[Tensor, ...]
 
+    @property
+    def length(self) -> int:
+        """How many positions the stack that ends in the logits reads."""
+        return self.model.output_embed.size(self.inputs[-1])[1]
+
     def others(self, generator: torch.Generator, shapes: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, ...]:
-        """Draw other inputs that the model can read, of the same shapes unless others are given."""
+        """Draw other inputs that the model can read, of the same shapes unless others are given; images always are."""
+        if self.model.patches is not None:
+            return (_images(self.model.patches, len(self.inputs[0]), generator, self.inputs[0].dtype),)
         sizes = [embed.vocab_size for embed in self.model.embeddings.values()]
         wanted = shapes or [ids.shape for ids in self.inputs]
         return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
@@ -317,9 +351,12 @@ class Subject:
     def batch(self) -> Batch:
         """The inputs as a batch whose targets are the next tokens, or any where outputs are other tokens.
 
-        Of an encoder every third token is masked, by token 0, and asked for.
+        Of an encoder every third token is masked, by token 0, and asked for; an image is of any class.
         """
         *source, tokens = self.inputs
+        if self.model.patches is not None:
+            targets = torch.arange(len(tokens))[:, None] % self.model.config.n_outputs
+            return Batch(tokens, targets, targets >= 0)
         if not self.model.predicts_next:
             masked = (torch.arange(tokens.shape[1]) % 3 == 1).expand_as(tokens)
             return Batch(tokens.masked_fill(masked, 0), tokens, masked)
@@ -341,20 +378,26 @@ class Subject:
 
 def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
     """Build an architecture by name, with random weights and random tokens."""
-    return drawn(name, (ARCHITECTURES | ENCODERS | RECURRENT | ALTERNATING)[name], batch, length, seed, dtype)
+    return drawn(name, (ARCHITECTURES | ENCODERS | IMAGES | RECURRENT | ALTERNATING)[name], batch, length, seed, dtype)
 
 
 def drawn(
     name: str, config: ModelConfig, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> Subject:
-    """Build a config with random weights and random tokens."""
+    """Build a config with random weights and random tokens, or images."""
     # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
     model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
     generator = torch.Generator().manual_seed(seed)
+    if config.patches is not None:
+        return Subject(name, model, (_images(config.patches, batch, generator, dtype),))
     sizes = [embed.vocab_size for embed in model.embeddings.values()]
     widths = [length + 2, length] if config.kind == "encoder_decoder" else [length]
     inputs = [torch.randint(0, size, (batch, n), generator=generator) for size, n in zip(sizes, widths)]
     return Subject(name, model, tuple(inputs))
+
+
+def _images(patches: Patches, batch: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(batch, *patches.shape, generator=generator, dtype=dtype)
 
 
 # the package's own mechanisms that have a pattern which multiplies values, in decoders; a test may register others

@@ -301,12 +301,13 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
 def _model(config: TrainConfig, data: Data) -> Any:
     _check_vocabularies(config, data)
     model = config.model.build(config.seed)
-    if not model.generates:
+    if not model.generates and model.patches is None:
         raise ConfigError(
             "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as "
-            "targets, which no data here has. Encoders are loaded: glassformer.load(PATH)."
+            "targets, which no data here has. Encoders of text are loaded: glassformer.load(PATH)."
         )
     batch = data.batch(1)
+    _check_images(config, model, batch)
     if model.reads_pairs != (batch.source is not None):
         raise ConfigError(
             f'train: data of kind "{config.data.kind}" has {"no " if batch.source is None else ""}sources, which '
@@ -319,8 +320,29 @@ def _model(config: TrainConfig, data: Data) -> Any:
             setattr(model, f"{side}_tokenizer", tokenizer)
     if config.weights is not None:
         take_over(model, config.weights, data.tokenizer)
-    model.trained_length = max(config.data.length, batch.tokens.shape[1])
+    read = batch.tokens.shape[1] if model.patches is None else model.patches.n_tokens
+    model.trained_length = max(config.data.length, read)
     return model.train()
+
+
+def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
+    """Raise `ConfigError` unless the model reads images if the data are images, of the same size."""
+    found = tuple(batch.tokens.shape[1:]) if batch.tokens.is_floating_point() else None
+    wanted = None if model.patches is None else model.patches.shape
+    if found != wanted:
+        raise ConfigError(
+            f'train: data of kind "{config.data.kind}" are {_said_of(found)}, and the model reads {_said_of(wanted)} '
+            "(patches)."
+        )
+    if wanted is not None and not (model.predicts and model.config.classifies in ("text", "mean")):
+        raise ConfigError(
+            f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
+            f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
+        )
+
+
+def _said_of(shape: tuple[int, ...] | None) -> str:
+    return "token ids" if shape is None else f"images of {' x '.join(map(str, shape))}"
 
 
 def _check_vocabularies(config: TrainConfig, data: Data) -> None:
@@ -334,6 +356,8 @@ def _check_vocabularies(config: TrainConfig, data: Data) -> None:
     for side, what in whose.items():
         field, tokenizer = f"{side}_vocab_size", vocabularies_of(data)[side]
         size, own = getattr(model, field, None), tokenizer is not data.tokenizer
+        if tokenizer is None:
+            continue
         if own != (size is not None):
             wanted = f"another vocabulary, of {tokenizer.vocab_size}" if own else "the tokens it reads"
             raise ConfigError(f"train: the data's {what} are of {wanted}; the model has {field}={size}.")

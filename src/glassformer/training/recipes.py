@@ -5,11 +5,13 @@ from typing import Any, Literal
 
 from glassformer.attention import Lightning, QueryKeyOnly, Rope
 from glassformer.data import (
+    Digits,
     MixtureConfig,
     Planted,
     Repeat,
     RepeatedText,
     Senses,
+    Shapes,
     TemplateText,
     TextConfig,
     UnseenWords,
@@ -21,10 +23,13 @@ from glassformer.errors import UnknownModel, nearest
 from glassformer.models import (
     DecoderConfig,
     EncoderDecoderConfig,
+    LearnedGrid,
     Mlp,
+    Patches,
     RmsNorm,
     block,
     every,
+    image_encoder,
     preset,
     published_block,
     repeat,
@@ -241,6 +246,26 @@ def senses() -> TrainConfig:
     )
 
 
+def shapes() -> TrainConfig:
+    """A small encoder of images that says which kind of drawn shape stands where a mark is: it takes attention."""
+    data = Shapes()
+    layer = block(n_heads=4, mlp=Mlp(128))
+    patches = Patches(data.image(), 4, class_token=True)
+    model = image_encoder(patches, 64, repeat(layer, 3), len(data.classes()), positions=LearnedGrid())
+    optim = OptimConfig(lr=2e-3, warmup=50, betas=(0.9, 0.98))
+    return TrainConfig(model, data, optim=optim, steps=2000, log_every=50, evaluate_every=250, save_every=500)
+
+
+def digits() -> TrainConfig:
+    """A small encoder of images on the 1,797 digits that ship with scikit-learn (`glassformer[learn]`)."""
+    data = Digits()
+    layer = block(n_heads=4, mlp=Mlp(128), dropout=0.1)
+    patches = Patches(data.image(), 2)
+    model = image_encoder(patches, 64, repeat(layer, 2), len(data.classes()), positions=LearnedGrid())
+    optim = OptimConfig(lr=2e-3, warmup=50, betas=(0.9, 0.98))
+    return TrainConfig(model, data, optim=optim, steps=500, log_every=50, evaluate_every=100, save_every=250)
+
+
 def minimax_8l() -> TrainConfig:
     """Eight layers in the shape of MiniMax-01 on Python: seven of lightning, one of softmax, experts evenly busy."""
     data = TextConfig(batch_size=8, length=128, vocab_size=1024)
@@ -266,6 +291,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l": lambda: attention_only(1),
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
+    "digits": digits,
     "gpt-4l": gpt_4l,
     "hybrid-4l": hybrid_4l,
     "memorisation": memorisation,
@@ -274,6 +300,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "phase-change": phase_change,
     "prose-4l": prose_4l,
     "senses": senses,
+    "shapes": shapes,
     "unseen-words-1l": lambda: unseen_words(1),
     "unseen-words-2l": lambda: unseen_words(2),
     "zh-en": zh_en,

@@ -82,13 +82,13 @@ class RunFolder:
             return None
         try:
             run_steps.check(self.start)
-            return Tokenizer.load(self.start)
+            return Tokenizer.load(self.start) if (self.start / TOKENIZER).exists() else None
         except CheckpointError as error:
             raise _unusable(self.start, error) from error
 
-    def begin(self, config: TrainConfig, tokenizer: Tokenizer) -> None:
-        """Write the recipe and the tokenizer, where they are not there already."""
-        contents = {CONFIG: config.to_json(), TOKENIZER: tokenizer.to_json()}
+    def begin(self, config: TrainConfig, tokenizer: Tokenizer | None) -> None:
+        """Write the recipe and the tokenizer, if what is read has one, where they are not there already."""
+        contents = {CONFIG: config.to_json()} | ({} if tokenizer is None else {TOKENIZER: tokenizer.to_json()})
         stale = {name: text for name, text in contents.items() if not _holds(self.path / name, text)}
         files.write_all(self.path, stale)
 

@@ -12,7 +12,7 @@ from glassformer.errors import ConfigError
 from glassformer.models.embedding import VocabularyMatrix
 
 
-def take_over(model: torch.nn.Module, weights: str, tokenizer: Tokenizer) -> None:
+def take_over(model: torch.nn.Module, weights: str, tokenizer: Tokenizer | None) -> None:
     """Put the weights of a trained model into a new one, in place.
 
     Vectors of tokens, and biases of their logits, go from token to token: one that the trained model does not have
@@ -21,7 +21,7 @@ def take_over(model: torch.nn.Module, weights: str, tokenizer: Tokenizer) -> Non
     Args:
         model: What takes over, as drawn.
         weights: What from: a shipped model's name, or a folder.
-        tokenizer: Of the new model.
+        tokenizer: Of the new model; None of one that reads images, whose classes have to be as many.
 
     Raises:
         UnknownModel: There is no such model.
@@ -30,7 +30,7 @@ def take_over(model: torch.nn.Module, weights: str, tokenizer: Tokenizer) -> Non
     Source: Gee et al. 2022, "Fast Vocabulary Transfer for Language Model Compression", section 3.
     """
     trained: Any = load(weights)
-    of_tokens = set(_of_tokens(model))
+    of_tokens = set[str]() if tokenizer is None else set(_of_tokens(model))
     own, found = model.state_dict(), trained.state_dict()
     unlike = [
         name
@@ -42,6 +42,9 @@ def take_over(model: torch.nn.Module, weights: str, tokenizer: Tokenizer) -> Non
             f'train: weights="{weights}" do not fit the model of this recipe: {len(unlike)} of {len(own)} weights have '
             f"another name or shape, the first of them {unlike[0]}. Only the vocabulary may differ."
         )
+    if tokenizer is None:
+        model.load_state_dict(found)
+        return
     if trained.tokenizer is None:
         raise ConfigError(f'train: weights="{weights}" has no tokenizer, so that no token of it is known.')
     pieces = list(_pieces(tokenizer, trained.tokenizer))

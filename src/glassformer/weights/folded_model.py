@@ -41,15 +41,17 @@ def folded(model: ModelLike) -> Any:
         model: One of ours.
 
     Raises:
-        AnalysisUnavailable: Folded, a part would be none that a config describes: biases of a gate, matrices that are
-            stored as a product, position vectors that enter behind a norm with gains, token types behind a norm. Or
-            there is no unembedding that could be centred: logits are those of a factored output layer.
+        AnalysisUnavailable: The model reads images. Or, folded, a part would be none that a config describes: biases of
+            a gate, matrices that are stored as a product, position vectors that enter behind a norm with gains, token
+            types behind a norm. Or there is no unembedding that could be centred: logits are those of a factored output
+            layer.
     """
     model = require_model(model, "weights.folded")
     if not model.predicts:
         raise _unavailable("the model has no unembedding, so nothing is said that could stay the same")
     model.unembed.require_matrix("weights.folded")
     w = fold(views(model))
+    w.require_vocabulary("weights.folded")
     made: Any = _config(model, w).build().to(model.unembed.stored.device, model.unembed.stored.dtype).eval()
     known = made.state_dict()
     kept = {name: value for name, value in model.state_dict().items() if _fits(known.get(name), value)}

@@ -54,9 +54,10 @@ def logits(
 
     Raises:
         ShapeMismatch: Lengths or a mask do not fit the ids.
-        AnalysisUnavailable: These are the matrices of some blocks only.
+        AnalysisUnavailable: These are the matrices of some blocks only, or of a model that reads images.
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
+    w.require_vocabulary("weights.logits")
     w = _with_wide_modules(w)
     tokens = require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
     encoded, of_source = None, WHOLE

@@ -365,12 +365,21 @@ class HeadWeights:
 
     def require_entry(self, stack: str, analysis: str) -> None:
         """Raise `AnalysisUnavailable` where no token has a vector of its own that enters the stack."""
+        self.require_vocabulary(analysis)
         if self.entry_norm(stack) is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: in this model a norm divides the sum of a token's and a position's vector (embed_norm), "
                 "so that neither enters the stream by itself.\n"
                 "    Frozen at one text they do: analysis.frozen.writes(run), "
                 "analysis.attribution.direct_logit_attribution(run)."
+            )
+
+    def require_vocabulary(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` where images are read, whose patches are no tokens of a vocabulary."""
+        if self.model.patches is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: this model reads images, and goes by no vocabulary whose tokens have vectors.\n"
+                "    At one image: analysis.frozen.writes(run), analysis.attribution.direct_logit_attribution(run)."
             )
 
     def final_norm(self) -> Norm:

@@ -7,6 +7,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from glassformer.data import Copy, DataConfig, MixtureConfig
+from glassformer.data.images import ImageConfig
 from glassformer.errors import ConfigError
 from one_pass import in_one_pass
 
@@ -27,7 +28,8 @@ def usual(kind: str) -> Any:
 def test_a_number_of_which_there_can_be_no_data_is_refused_when_it_is_asked_for(kind):
     config = usual(kind)
     fields = [f.name for f in dataclasses.fields(config) if type(getattr(config, f.name)) is int and f.name != "seed"]
-    assert {"batch_size", "length"} <= set(fields)
+    # an image is of one size
+    assert {"batch_size", *(() if isinstance(config, ImageConfig) else ("length",))} <= set(fields)
     for name in fields:
         for asked in (10**11, 2**31 - 1, -1, True, 2.5, "3", None, *([] if (kind, name) in MAY_BE_NONE else [0])):
             if (kind, name, asked) not in BOUNDED_BY_TEXT:

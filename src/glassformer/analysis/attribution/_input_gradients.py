@@ -163,7 +163,7 @@ class _Differentiated:
     edit: list[Edit]
 
     def logits(self, rows: int, tape: Tape) -> Float[Tensor, "row pos vocab"]:
-        args = [x.expand(rows, -1) if isinstance(x, Tensor) else x for x in self.given.args]
+        args = [x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) else x for x in self.given.args]
         kwargs = {k: x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) else x for k, x in self.given.kwargs.items()}
         return self.model(*args, **kwargs, tape=tape)
 
@@ -178,11 +178,10 @@ class _Differentiated:
 def _ask(
     model: ModelLike, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
 ) -> _Differentiated:
-    assert given.ids is not None, "our models take ids"
-    n, row = len(given.token_rows[0]), given.ids.shape[0]
+    n, row = len(given.token_rows[0]), given.shape[0]
     require_one_prompt(row, "input_gradients")
     places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
-    device = given.ids.device
+    device = given.device
     chosen = entries(places, n, "positions")
     if not chosen:
         raise ShapeMismatch('input_gradients: positions= names none; give one at least, or "all".')
@@ -228,7 +227,12 @@ def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
                 )
             return baseline.to(embed.weight), sentence("a given vector")
         if baseline == "zero":
-            return torch.zeros_like(embed.weight[0]), sentence("zero")
+            return embed.weight.new_zeros(embed.d_model), sentence("zero")
+        if embed.patches is not None:
+            raise AnalysisUnavailable(
+                f"input_gradients: baseline={baseline!r} is of a vocabulary, and this model reads images, which have "
+                'none.\n    Give baseline="zero", a vector, or method="gradient_x_input".'
+            )
         if baseline == "mean":
             return embed.weight.mean(0) * embed.factor, sentence("mean token vector")
         return embed.weight[token_id(model, baseline)] * embed.factor, sentence("token {token!r}", token=baseline)

@@ -178,7 +178,7 @@ def find_word(tokens: Sequence[str], word: str) -> int:
 def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
     """Run a model on one context, keeping what its heads read everywhere and all else at the word alone."""
     prepared = prepare(model, given, None)
-    assert prepared.ids is not None, "a model of ours takes ids"
+    prepared.require_ids("meaning_shift")
     if len(prepared.token_rows) != 1:
         raise ShapeMismatch(
             f"meaning_shift: a context is one row of text; found {len(prepared.token_rows)}.\n"

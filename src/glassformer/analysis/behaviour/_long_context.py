@@ -150,8 +150,7 @@ def long_context(
     """
     known, left_out = _measurable(model)
     given = prepare(model, text, target)
-    ids = given.ids
-    assert ids is not None, "our models take ids"
+    ids = given.require_ids("long_context")
     padded = given.lengths is not None and bool((given.lengths < ids.shape[1]).any())
     if padded or given.kwargs.get("documents") is not None:
         raise ShapeMismatch(

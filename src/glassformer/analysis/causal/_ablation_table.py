@@ -181,7 +181,7 @@ def ablation_table(
 def _kinds(kinds: Sequence[Kind] | None, asked: Prompts) -> tuple[Kind, ...]:
     if kinds is None:
         equal = all(bool(asked.real(stack).all()) for stack in asked.lengths())
-        return KINDS if asked.rows > 1 and equal and asked.given.ids is not None else KINDS[:2]
+        return KINDS if asked.rows > 1 and equal and asked.given.token_rows else KINDS[:2]
     for kind in kinds:
         if kind not in KINDS:
             raise AnalysisUnavailable(f"ablation_table: no kind {kind!r}. Kinds: {', '.join(KINDS)}.")
@@ -191,7 +191,7 @@ def _kinds(kinds: Sequence[Kind] | None, asked: Prompts) -> tuple[Kind, ...]:
 def _orders(asked: Prompts, draws: int, seed: int) -> Iterator[Int[Tensor, " batch"]]:
     """Yield orders of the prompts in which none stays in place, each a different one."""
     n = asked.rows
-    if asked.given.ids is None or n < 2:
+    if not asked.given.token_rows or n < 2:
         raise ShapeMismatch(
             f"ablation_table: a value is resampled from another prompt, and there is {n} of token ids.\n"
             '    Give more prompts, or kinds=("zero", "mean").'
@@ -220,8 +220,8 @@ def _permuted(prompts: Prompts, order: Int[Tensor, " batch"]) -> tuple[Any, Any]
         return {name: _ordered(value, order) for name, value in inputs.items()}, None
     if isinstance(inputs, tuple):
         return tuple(_ordered(value, order) for value in inputs), None
-    assert given.ids is not None, "models that take no ids are refused before"
-    return (given.ids[order], None) if given.source_ids is None else (given.source_ids[order], given.ids[order])
+    first, *target = (value[order] for value in given.args)
+    return first, target[0] if target else None
 
 
 def _ordered(value: Any, order: Int[Tensor, " batch"]) -> Any:

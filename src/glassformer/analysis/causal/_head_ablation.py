@@ -29,7 +29,7 @@ from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
-from glassformer.analysis.sweep.metrics import token_loss
+from glassformer.analysis.sweep.metrics import Metric, class_loss, token_loss
 from glassformer.analysis.sweep.plan import Donor, Plan
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
@@ -310,12 +310,17 @@ def _losses(
         donor = Donor(batch)
         # what is held is held in the base too, where it changes nothing; rows then hold what they come by
         swept = sweep(
-            model, batch, plan, token_loss(batch.targets), base_edit=[Set(name, donor) for name in held], report=passed,
+            model, batch, plan, _loss(model, batch), base_edit=[Set(name, donor) for name in held], report=passed,
             save_to=None if save_to is None else save_to / file_of_batch(i),
         )  # fmt: skip
         whole.append(swept.base.values[0])
         found.append(swept.values.values[0])
     return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
+
+
+def _loss(model: ModelLike, batch: Batch) -> Metric:
+    """Return what is measured: the loss of each token, or of the class of each image."""
+    return token_loss(batch.targets) if model.patches is None else class_loss(model, batch.targets)
 
 
 def file_of_batch(i: int) -> str:
@@ -340,6 +345,8 @@ def _masked(model: ModelLike, given: Any) -> Batch:
             "    Give a Batch: tokens with masks, targets that say what stood there, weight where there is a mask."
         )
     batch = given.to(place_of(model))
+    if model.patches is not None:
+        return batch
     after = batch.targets[:, :-1] == batch.tokens[:, 1:]
     if bool(after[batch.weight[:, :-1]].all()):
         raise AnalysisUnavailable(

@@ -454,9 +454,8 @@ def _noise(
 
 def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
     given = asked.given
-    assert given.ids is not None, "our models read ids"
     # padding goes: one row needs none
-    ids = given.ids[:, : len(given.token_rows[0])].expand(n, -1)
+    ids = given.require_ids("causal_trace")[:, : len(given.token_rows[0])].expand(n, -1)
     return (
         (ids, None)
         if given.source_ids is None

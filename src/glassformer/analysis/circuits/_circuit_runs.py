@@ -80,8 +80,7 @@ class CircuitRuns:
             self.given = prepare(model, clean, target)
             other = prepare(model, corrupt, target if corrupt_target is None else corrupt_target)
             _require_alike(self.given, other)
-            assert self.given.ids is not None
-            self.ids = self.metric.ids(model, self.batch, self.given.ids.device)
+            self.ids = self.metric.ids(model, self.batch, self.given.device)
             self.clean = self._recorded(self.given)
             self.corrupt = self.clean if corrupt is clean else self._recorded(other)
             self.instead, self.source = _instead(self.corrupt, off)
@@ -158,8 +157,7 @@ class CircuitRuns:
         """Return the same runs with another metric."""
         other = copy.copy(self)
         other.metric = _of_logits(metric)
-        assert self.given.ids is not None
-        other.ids = other.metric.ids(self.model, self.batch, self.given.ids.device)
+        other.ids = other.metric.ids(self.model, self.batch, self.given.device)
         return other
 
     # ---- passes

@@ -62,7 +62,8 @@ def _moments(rows: Float[Tensor, "*n token d"]) -> Moments:
 
 def _of_rows(w: HeadWeights, layer: AttentionWeights) -> Moments:
     """Return the moments of a layer's rows, of which some are held at a time."""
-    n, scale = len(w.embeddings[layer.stack]), w.source_scale(layer)
+    scale = w.source_scale(layer)
+    n = len(w.embeddings[layer.stack])
     parts = torch.arange(n, device=layer.Q.device).split(CHUNK)
 
     def rows(ids: Tensor) -> Tensor:

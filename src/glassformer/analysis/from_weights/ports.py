@@ -50,6 +50,9 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
     found: list[Port] = []
     if side == "write":
         for name, rows in w.embeddings.items():
+            if (patches := w.model.embeddings[name].patches) is not None:
+                found.append(Port("patch", patches.map.weight.mT.detach(), name, -1))
+                continue
             w.require_entry(name, "virtual weights")
             prefix, table = "enc " if name == "encoder" else "", w.tables[name]
             found.append(Port(f"{prefix}token", rows, name, -1))

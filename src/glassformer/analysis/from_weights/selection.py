@@ -117,6 +117,7 @@ def output_choice(w: HeadWeights, ids: Tensor | None) -> Tensor | None:
 
 def token_choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
     """Return the ids an analysis is restricted to, all that are read by default; raises `TokenOutOfRange`."""
+    w.require_vocabulary("what is asked of tokens")
     size = len(w.embeddings[w.stack])
     if tokens is None:
         return torch.arange(size, device=w.U.device)

@@ -189,8 +189,8 @@ def head_roles(
         NoPattern: No head of this stack has a pattern.
     """
     stack = require_model(run.model, "head_roles").stack_name(stack)
-    ids = run.source_ids if stack == "encoder" else run.ids
-    assert ids is not None, "a run of one of our models has ids"
+    ids = run.source_ids if stack == "encoder" else run.inputs.require_ids("head_roles")
+    assert ids is not None, "what has an encoder read a source"
     known = [h for h in patterned(run.model) if h.stack == stack and not h.crosses]
     if not known:
         chosen = [h for h in heads(run.model) if h.stack == stack and not h.crosses]
@@ -306,6 +306,8 @@ def drawable(model: Any, of_source: bool = False) -> tuple[int | None, Int[Tenso
     """
     tokenizer = model.source_tokenizer if of_source else model.tokenizer
     specials = set() if tokenizer is None else set(tokenizer.specials)
+    if model.patches is not None:
+        raise AnalysisUnavailable("random tokens are drawn from a vocabulary, and this model reads images.")
     size = model.embeddings[model.source].vocab_size if of_source else model.config.vocab_size
     size = size if tokenizer is None else min(size, tokenizer.vocab_size)
     free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)

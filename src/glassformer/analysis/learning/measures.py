@@ -1,4 +1,5 @@
-"""What is watched while a model trains: loss by position, the in-context-learning score, the best head per role.
+"""What is watched while a model trains: loss by position, the in-context-learning score, the best head per role, and
+the share of images that are told right.
 
 Each measure is a function of (model, held-out data) that returns numbers by name, ready for metrics.jsonl, or text for
 samples.txt; it returns nothing where it is not defined for the model.
@@ -12,6 +13,7 @@ from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data import Data, Tokenizer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import ModelLike, Sampling, generate
+from glassformer.numerics.placement import place_of
 
 # as the field calls what a head does; `induction` is measured by prefix matching
 ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "duplicate_token": "duplicate_token"}
@@ -50,7 +52,7 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
     A model that cannot read what it writes gives none.
     """
     tokenizer = data.tokenizer
-    if tokenizer.bos is None or not model.one_vocabulary():
+    if tokenizer is None or tokenizer.bos is None or not model.one_vocabulary():
         return {}
     if model.continues:
         room = min(80, model.config.max_len - 1)
@@ -72,9 +74,20 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
     return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {_read(tokenizer, row)}" for source, row in pairs)}
 
 
+def class_measures(model: ModelLike, data: Data, batches: int = 8) -> dict[str, Any]:
+    """Return `accuracy`, the share of held-out images whose class is the likeliest."""
+    if model.patches is None:
+        return {}
+    right, n = 0, 0
+    for batch in (data.batch(i, "heldout").to(place_of(model)) for i in range(batches)):
+        likeliest = model.class_logits(model(batch.tokens)).argmax(-1)
+        right, n = right + int((likeliest == batch.targets[:, 0]).sum()), n + len(likeliest)
+    return {"accuracy": right / n}
+
+
 def _read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Decode what a model wrote; a model may have ids left over that a small corpus has no tokens for."""
     return tokenizer.decode([id for id in ids if id < tokenizer.vocab_size])
 
 
-MEASURES = {"text": text_measures, "heads": head_measures, "sample": sample}
+MEASURES = {"text": text_measures, "heads": head_measures, "classes": class_measures, "sample": sample}

@@ -246,10 +246,9 @@ def _streams(
     with evaluating(model), torch.no_grad():
         given = prepare(model, batch, None)
         model(*given.args, **given.kwargs, tape=tape)
-    assert given.ids is not None, "a model of ours takes ids"
-    real = torch.ones_like(given.ids, dtype=torch.bool)
+    real = torch.ones(given.shape, dtype=torch.bool, device=given.device)
     if given.lengths is not None:
-        real = torch.arange(given.ids.shape[1], device=given.ids.device) < given.lengths[:, None]
+        real = torch.arange(given.shape[1], device=given.device) < given.lengths[:, None]
     return torch.stack([tape.values[name][real] for name in sites]), tape.values[last][real]
 
 

@@ -217,8 +217,7 @@ def _next_tokens(
     """Return which positions have a next token, and the direction of its logit above the last sub-layer."""
     require_next_tokens(run.model, "virtual_heads")
     run.model.require_one_vocabulary("virtual_heads")
-    assert run.ids is not None, "a run of one of our models has ids"
-    ids = run.ids
+    ids = run.inputs.require_ids("virtual_heads")
     if ids.shape[1] < 2:
         raise AnalysisUnavailable("virtual_heads: the text has one token and so no next one; give at least two.")
     places = torch.arange(ids.shape[1], device=ids.device)

@@ -116,8 +116,7 @@ def explain(
     require_gradients(require_model(model, "explain"), "explain")
     graph = _run_with_graph(model, text, target, explained_sites(model), specials, allow_unknown)
     passed = _without_graph(graph)
-    assert passed.ids is not None, "a run of one of our models has ids"
-    require_one_prompt(len(passed.ids), "explain")
+    require_one_prompt(passed.inputs.shape[0], "explain")
     at = position_in(passed, position)
     logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else answer_id(model, answer)
@@ -133,6 +132,7 @@ def explain(
         model=model_facts(model),
         text=passed.text,
         tokens=_tokens(passed.ids, passed.tokens, passed.marks),
+        grid=None if model.patches is None else (*model.patches.grid, model.patches.outside),
         source_tokens=_source_tokens(passed),
         position=at,
         answer=_outcome(model, logits, chosen),
@@ -239,6 +239,9 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 "Logits are of {n} classes of the whole text, read at the position that is explained.", n=n
             ),
             "tokens": sentence("Logits are of {n} classes of the token at each position.", n=n),
+            "mean": sentence(
+                "Logits are of {n} classes of the whole image, as one patch says it; the image's are their mean.", n=n
+            ),
         }
         notes.append(Note(told[classes]))
     elif run.model.logits_of == "token":
@@ -281,8 +284,10 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
     return notes
 
 
-def _tokens(ids: Tensor, texts: list[str], odd: Marks) -> tuple[Token, ...]:
-    return tuple(Token(i, int(id), text, **odd.of(i)) for i, (id, text) in enumerate(zip(ids[0], texts)))
+def _tokens(ids: Tensor | None, texts: list[str], odd: Marks) -> tuple[Token, ...]:
+    """Return tokens with their ids; patches of an image, which have none, with their numbers in order."""
+    numbers = range(len(texts)) if ids is None else ids[0].tolist()
+    return tuple(Token(i, id, text, **odd.of(i)) for i, (id, text) in enumerate(zip(numbers, texts)))
 
 
 def _source_tokens(run: Run) -> tuple[Token, ...] | None:
@@ -310,10 +315,11 @@ def _outcome(model: ModelLike, logits: Tensor, id: int) -> Outcome:
 
 def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
     """Trace the steps that `generate` takes, with the same settings and the same draw."""
-    assert run.logits is not None and run.ids is not None
+    assert run.logits is not None
     logits = run.logits[0, at]
     # a penalty on what was there before is one on tokens that can be said again
-    before = run.ids[0, : at + 1] if run.model.one_vocabulary() else run.ids[0, :0]
+    own = run.model.one_vocabulary() and run.ids is not None
+    before = run.ids[0, : at + 1] if own and run.ids is not None else torch.zeros(0, dtype=torch.long)
     seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, before, True)
     drawn = sampling_steps(generable(run.model, logits[None]), sampling, seen=seen[None])
     steps = tuple(

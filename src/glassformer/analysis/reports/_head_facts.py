@@ -17,7 +17,7 @@ from glassformer.analysis.heads import roles
 from glassformer.analysis.places import places
 from glassformer.analysis.reports.explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
-from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.errors import AnalysisUnavailable
 from glassformer.provenance import Note
 from glassformer.words import sentence
 
@@ -78,7 +78,7 @@ def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[Note]
     for stack in run.model.stacks:
         try:
             found = roles.head_roles(run, stack=stack)
-        except NoPattern as error:
+        except AnalysisUnavailable as error:
             notes.append(Note(str(error).split("\n")[0]))
             continue
         counts = found.positions.values.tolist()

@@ -48,9 +48,7 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     for name, tokens in [*rows, (sentence("tokens"), run.tokens)]:
         numbers = {sentence("tokens"): len(tokens), sentence("different"): len(set(tokens))}
         found.append(Stage("tokens", name, {"pos": len(tokens)}, numbers))
-    vocab = model.config.vocab_size
-    note = sentence("Each token is a number below {vocabulary}.", vocabulary=vocab)
-    found.append(Stage("ids", sentence("ids"), {"batch": 1, "pos": n}, {sentence("vocabulary"): vocab}, note))
+    found.append(_read(model, n))
     for side, stack in model.stacks.items():
         embed, encoder = model.embeddings[side], side == model.source
         length, at = (len(run.source_tokens), slice(None)) if encoder else (n, slice(position, position + 1))
@@ -76,6 +74,17 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     what = sentence("next-token probabilities") if next_tokens else sentence("probabilities")
     found.append(Stage("probabilities", what, {"vocab": outputs}, numbers, sentence("softmax of the logits.")))
     return tuple(found)
+
+
+def _read(model: ModelLike, n: int) -> Stage:
+    """Return what stands for each token before it has a vector: an id, or the numbers of a patch."""
+    if (patches := model.patches) is not None:
+        note = sentence("Each token is a square of {size} x {size} pixels.", size=patches.size)
+        numbers: dict[str, float] = {sentence("rows"): patches.grid[0], sentence("columns"): patches.grid[1]}
+        return Stage("tokens", sentence("patches"), {"batch": 1, "pos": n, "pixel": patches.n_pixels}, numbers, note)
+    vocab = model.config.vocab_size
+    note = sentence("Each token is a number below {vocabulary}.", vocabulary=vocab)
+    return Stage("ids", sentence("ids"), {"batch": 1, "pos": n}, {sentence("vocabulary"): vocab}, note)
 
 
 def _embedding_sites(embed: Any) -> dict[Sentence, str]:

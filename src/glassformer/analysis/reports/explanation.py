@@ -315,6 +315,8 @@ class Explanation(Result):
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]
     translation: Translation | None
+    # of an image: rows and columns of patches, and how many tokens stand before them; None of a text
+    grid: tuple[int, int, int] | None = None
 
     HEADLINE = ("likely_next", "answer_by_depth", "contributions", "token_attribution")
     SIGNED = ("contributions", "token_attribution")
@@ -349,6 +351,8 @@ class Explanation(Result):
         fields = super().to_dict(packed)
         if packed:
             return fields
+        if self.grid is None:
+            del fields["grid"]
         del fields["result"]
         return {"format": FORMAT, "version": VERSION, "notes": []} | fields
 

@@ -78,14 +78,14 @@ def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int =
     changes: list[float] = []
     folded = weights.of(model, fold=True)
     given = prepare(model, ids, None) if source is None else prepare(model, source, ids)
-    assert given.ids is not None, "our models take ids"
+    ids = given.require_ids("rotation_test")
     of_source = None if given.source_ids is None else Padding.of(given.source_ids, given.real_lengths(True))
     padding = {"lengths": given.lengths, "source_lengths": None if of_source is None else of_source.lengths}
-    real = Padding.of(given.ids, given.lengths).real(given.ids)
+    real = Padding.of(ids, given.lengths).real(ids)
     with torch.no_grad():
         for w in (folded, weights.of(model)):
             before, after = (
-                weights.logits(x, given.ids, given.source_ids, **padding).log_softmax(-1) for x in (w, rotate(w, seed))
+                weights.logits(x, ids, given.source_ids, **padding).log_softmax(-1) for x in (w, rotate(w, seed))
             )
             changes.append(float((after - before)[real].abs().max()))
     left = tuple(path for path, (gain, _) in folded.norms.items() if gain is not None)

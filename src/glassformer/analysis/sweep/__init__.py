@@ -9,6 +9,7 @@ from glassformer.analysis.sweep.metrics import (
     Metric as Metric,
     accuracy as accuracy,
     answer_rank as answer_rank,
+    class_loss as class_loss,
     kl_divergence as kl_divergence,
     log_probability as log_probability,
     logit as logit,

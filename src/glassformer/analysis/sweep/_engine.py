@@ -125,15 +125,14 @@ class _Engine:
         # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
         past = not (common or model.reads_whole())
         self.alike = {id(each.donor): given.reads_alike(each.given) for each in lenders if past and not each.donor.edit}
-        assert given.ids is not None
         for metric in metrics.values():
             if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
                 raise ShapeMismatch(f'metric "{metric.name}": site "{metric.site}" has no axis "batch".')
-        self.batch, self.length = given.ids.shape
+        self.batch, self.length = given.shape
         self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
         self.table = model.sites()
         self.entries = {name: self.prefix.entry(site) for name, site in self.table.items()}
-        self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
+        self.ids = [metric.ids(model, self.batch, given.device) for metric in metrics.values()]
         idle, units = self._units()
         self.looked = sites = {metric.site for metric in metrics.values()} - {"logits"}
         read = {name for row in (common, *rows) for _, edit in row for name in edit.reads}
@@ -287,8 +286,7 @@ class _Engine:
         return torch.stack(columns, 1) if columns else None
 
     def _places(self, pos: int) -> Int[Tensor, " batch"]:
-        assert self.given.ids is not None
-        device, lengths = self.given.ids.device, self.given.lengths
+        device, lengths = self.given.device, self.given.lengths
         lengths = torch.full((self.batch,), self.length, device=device) if lengths is None else lengths
         places = torch.where(torch.tensor(pos >= 0, device=device), pos, lengths + pos)
         if bool(((places < 0) | (places >= lengths)).any()):

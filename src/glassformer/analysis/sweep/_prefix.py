@@ -212,8 +212,7 @@ class Prefix:
 
     @property
     def _length(self) -> int:
-        assert self.given.ids is not None
-        return self.given.ids.shape[1]
+        return self.given.shape[1]
 
     @cached_property
     def _keeps_all(self) -> bool:

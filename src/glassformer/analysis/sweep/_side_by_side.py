@@ -95,7 +95,7 @@ class _Batches:
 
     def __init__(self, model: Foreign, loop: Loop, given: Inputs, batch: int) -> None:
         self.model, self.loop, self.given, self.batch = model, loop, given, batch
-        self.length, self.labels = None if given.ids is None else given.ids.shape[1], PositionLabels(given)
+        self.length, self.labels = given.shape[1] or None, PositionLabels(given)
         touched = {name for row in (loop.common, *loop.rows) for name in _touched(row)}
         measured = {metric.site for metric in loop.metrics.values()} - {"logits"}
         self.read, self.looked = sorted(measured), touched | measured

@@ -25,7 +25,7 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import answer_id
 from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.models import ModuleLike
+from glassformer.models import Model, ModuleLike
 from glassformer.trace import At, Site
 from glassformer.words import sentence
 
@@ -208,6 +208,20 @@ def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
         targets: The token that follows each position.
     """
     return Metric(sentence("token loss"), lambda logits: _losses(logits, targets), (), None, axes=("pos",))
+
+
+@checked
+def class_loss(model: Model, targets: Int[Tensor, "batch one"]) -> Metric:
+    """Metric "cross-entropy of each class" in nats, which keeps the axis `pos` with one entry.
+
+    Args:
+        model: Says which class a whole text, or image, is of.
+        targets: The class of each.
+    """
+    return Metric(
+        sentence("class loss"), lambda logits: _losses(model.class_logits(logits)[..., None, :], targets), (), None,
+        axes=("pos",),
+    )  # fmt: skip
 
 
 def named_metrics(metric: MetricsLike) -> dict[str, Metric]:

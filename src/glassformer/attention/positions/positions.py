@@ -33,6 +33,8 @@ class PositionsConfig(Config, family=True):
     crosses: ClassVar[bool] = True
     # whether it turns what a mechanism makes of queries and keys, two numbers then standing for each
     doubles: ClassVar[bool] = False
+    # whether it goes by rows and columns, which the layer's input has to have
+    of_grid: ClassVar[bool] = False
 
     def build(self, dims: Any) -> "Positions":
         return Positions(self)

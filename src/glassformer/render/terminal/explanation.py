@@ -46,6 +46,8 @@ from glassformer.render.terminal.tables import (
 from glassformer.words import sentence, spoken, spoken_each, spoken_label
 
 N_COMPONENTS, N_LOOKS = 12, 5
+# from nothing to the most
+SHADES = "·░▒▓█"
 READINGS = {"mass": sentence("mass"), "signed": sentence("signed")}
 MEANINGS = {
     "previous_token": sentence("looks at the token before"),
@@ -336,6 +338,8 @@ def _heads(found: Explanation) -> RenderableType:
 def _roles(head: HeadFacts) -> str:
     played = [r for r in head.roles if _plays(head, r.role)]
     if not head.roles:
+        if head.reading is not None and not head.crosses:
+            return spoken("roles go by tokens")
         return spoken("cross-attention" if head.crosses else "no pattern")
     sign = "" if head.reading == "mass" else spoken(" (signed)")
     return spoken(", ").join(f"{_role(r)}{sign}" for r in played) or spoken("none above 0.2")
@@ -364,7 +368,32 @@ def _looks(found: Explanation) -> RenderableType:
         about = spoken("≈ rows do not sum to one: share of |weight| times the norm of the value")
         notes.append(Text(about, style=QUIET))
     title = spoken("Where they look from position {position} (shares of 1)", position=found.position)
-    return section(title, grid, *notes)
+    pictures = [] if found.grid is None else [_on_image(found.top_heads, found.grid)]
+    return section(title, grid, *pictures, *notes)
+
+
+def _on_image(tops: Sequence[TopHead], grid: tuple[int, int, int]) -> Text:
+    """Return the rows of some heads as pictures side by side: the fuller a patch's mark, the more it is looked at.
+
+    Args:
+        tops: The heads.
+        grid: Rows and columns of patches, and how many tokens stand before them.
+    """
+    rows, columns, outside = grid
+    width = 2 * columns
+    shown = [top for top in tops if len(top.weights) == outside + rows * columns]
+    lines = [[f"{spoken_label(top.label):<{width}}" for top in shown]]
+    for row in range(rows):
+        first = outside + row * columns
+        shares = (
+            [top.weights[i] / max(max(top.weights), 1e-9) for i in range(first, first + columns)] for top in shown
+        )
+        lines.append(["".join(2 * SHADES[_shade(share)] for share in of_row).ljust(width) for of_row in shares])
+    return Text("\n".join("   ".join(line) for line in lines))
+
+
+def _shade(share: float) -> int:
+    return min(len(SHADES) - 1, max(0, round(share * (len(SHADES) - 1))))
 
 
 def _mixture(top: TopHead, names: list[str]) -> Text:

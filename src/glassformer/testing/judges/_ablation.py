@@ -25,6 +25,8 @@ def losses_without(model: Any, batch: Batch, heads: Sequence[str] = ()) -> Tenso
     inputs = (batch.tokens,) if batch.source is None else (batch.source, batch.tokens)
     with hooked(changes):
         logits = model(*inputs)
+    if model.patches is not None:
+        logits = model.class_logits(logits)[:, None]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none").view(
         batch.targets.shape
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassformer.labelled import Labelled
-from glassformer.testing.judges._direct_paths import DirectPaths
+from glassformer.testing.judges._direct_paths import DirectPaths, token_vectors
 from glassformer.testing.judges._hooks import Change, hooked
 from glassformer.testing.judges.judge import Asked, Judge, Pair
 
@@ -96,14 +96,6 @@ def _input_gradients(asked: Asked) -> Iterator[Pair]:
     # of central differences, whose error falls with the square of the step
     yield Pair("values", found.values.values, expected[None], 1e-5)
     yield Pair("gap", found.gap.values, found.values.values.sum(-1) - (metric(1.0) - metric(0.0)))
-
-
-def token_vectors(embed: Any, ids: Tensor) -> Tensor:
-    """Return what an embedding makes of ids before positions are added, worked out by hand."""
-    found = embed.stored.detach()[ids]
-    found = found if embed.map is None else found @ embed.map.weight.detach().T
-    found = found * embed.factor
-    return found if embed.types is None else found + embed.types[0].detach()
 
 
 @torch.no_grad()

@@ -137,10 +137,7 @@ class DirectPaths:
 
         def entered(x: Tensor) -> Tensor:
             ids, place = self.inputs[-1], kept.get("place")
-            token = F.embedding(ids, embed.stored)
-            token = token if embed.map is None else token @ embed.map.weight.T
-            token = token * embed.factor
-            token = token if embed.types is None else token + embed.types[0]
+            token = token_vectors(embed, ids)
             total = self.leaf(token, "token")
             if place is not None:
                 total = total + self.leaf(place.expand_as(token), "position")
@@ -282,3 +279,20 @@ def mixed_by_key(mixed: Mixed) -> list[Tensor]:
         alone[..., key, :] = v[..., key, :]
         found.append(mixer(q, k, alone, *rest)[0])
     return found
+
+
+def token_vectors(embed: Any, ids: Tensor) -> Tensor:
+    """Return what an embedding makes of ids, or of images, before positions are added, worked out by hand."""
+    if embed.patches is not None:
+        return _patch_vectors(embed.patches, ids)
+    found = embed.stored.detach()[ids]
+    found = found if embed.map is None else found @ embed.map.weight.detach().T
+    found = found * embed.factor
+    return found if embed.types is None else found + embed.types[0].detach()
+
+
+def _patch_vectors(embed: Any, images: Tensor) -> Tensor:
+    config, maps = embed.config, embed.map
+    kernel = maps.weight.detach().reshape(-1, config.channels, config.size, config.size)
+    found = F.conv2d(images, kernel, maps.bias.detach(), stride=config.size).flatten(2).mT
+    return found if embed.first is None else torch.cat((embed.first.detach().expand(len(found), 1, -1), found), 1)

@@ -12,8 +12,8 @@ from glassformer.analysis.frozen import with_gates, with_scales
 from glassformer.analysis.heads.roles import repeated_inputs, repeats_for
 from glassformer.numerics.decompositions import eigenvalues
 from glassformer.testing.judges._ablation import changes_without
-from glassformer.testing.judges._attribution import STEP, token_vectors, with_vectors
-from glassformer.testing.judges._direct_paths import DirectPaths
+from glassformer.testing.judges._attribution import STEP, with_vectors
+from glassformer.testing.judges._direct_paths import DirectPaths, token_vectors
 from glassformer.testing.judges._from_weights import composition_score, token_circuits
 from glassformer.testing.judges._lens import stopped_after
 from glassformer.testing.judges._patterns import evaluated, patterns_of
@@ -88,7 +88,7 @@ def _inputs(asked: Asked, at: int, answer: int) -> Iterator[Pair]:
 
     said: Sequence[Any] = [asked.found.inputs.source_values, asked.found.inputs.values][-len(inputs) :]
     for stream, values in enumerate(said):
-        keys = range(inputs[stream].shape[1])
+        keys = range(vectors[stream].shape[1])
         slopes = [(logit(stream, key, 1 + STEP) - logit(stream, key, 1 - STEP)) / (2 * STEP) for key in keys]
         # of central differences, whose error falls with the square of the step
         yield Pair("what token vectors do", values, torch.stack(slopes), 1e-5)
