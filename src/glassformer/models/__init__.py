@@ -14,6 +14,7 @@ from glassformer.models.embedding import Axial, Learned, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
+from glassformer.models.frames import macaron, metaformer
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
 from glassformer.models.mlp import Mlp
@@ -49,8 +50,8 @@ __all__ = [
     "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
     "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
     "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
-    "generate", "hybrid", "minimax", "preset", "published_block", "repeat", "require_model", "require_module",
-    "retention", "sampling_steps", "stream", "transnormer", "transnormer_llm", "written_before",
+    "generate", "hybrid", "macaron", "metaformer", "minimax", "preset", "published_block", "repeat", "require_model",
+    "require_module", "retention", "sampling_steps", "stream", "transnormer", "transnormer_llm", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
