@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from glassformer.attention import Rope
 from glassformer.data import TextConfig
 from glassformer.models import BlockConfig, DecoderConfig, Mlp, block, macaron, repeat
-from glassformer.attention import Rope
 from glassformer.study import Case, Claim, Condition, Measure, Measures, Scale, Study, below, value, within
 from glassformer.training import OptimConfig, TrainConfig, read_metrics
 
