@@ -1,8 +1,8 @@
 """MetaFormer's frame: what a block learns whose mixer looks at no token, and what it does not.
 
 To recall what came with a key is to route: which position matters is known by comparing tokens. To say what follows a
-symbol of a first-order chain takes no other position, and of a third-order one those at three fixed places. The frame is
-the same for all: norm, mixer, MLP, and embeddings of positions.
+symbol of a first-order chain takes no other position, and of a third-order one those at three fixed places. The frame
+is the same for all: norm, mixer, MLP, and embeddings of positions.
 """
 
 import math

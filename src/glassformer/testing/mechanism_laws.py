@@ -24,6 +24,7 @@ from glassformer.attention import (
     NoPositions,
     PositionsConfig,
     RelativeBias,
+    RelativeSinusoids,
     Separate,
     Traits,
     causal,
@@ -333,11 +334,16 @@ def test_scores_exist_exactly_where_claimed(kind: str, data: st.DataObject) -> N
     assert ("scores" in layer.sites()) == layer.mixer.traits.has_scores
 
 
+def _adds_to_scores(layer: Layer) -> bool:
+    """Whether a layer's positions add to the products of its queries and keys."""
+    return layer.module.positions.has_bias or isinstance(layer.config.positions, RelativeSinusoids)
+
+
 @claiming(lambda traits: traits.bilinear_scores)
 @given(st.data())
 def test_scores_are_bilinear_where_claimed(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    assume(layer.mixer.traits.bilinear_scores and not layer.module.positions.has_bias)
+    assume(layer.mixer.traits.bilinear_scores and not _adds_to_scores(layer))
     x = stream(1, 4)
     plain = layer.read(x, "scores")["scores"]
     seen = plain.isfinite()
@@ -365,7 +371,7 @@ def test_only_products_of_queries_and_keys_are_seen_where_claimed(kind: str, dat
 @given(st.data())
 def test_capped_scores_are_a_rising_function_of_bilinear_ones(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    if not layer.mixer.traits.capped_scores or layer.module.positions.has_bias:
+    if not layer.mixer.traits.capped_scores or _adds_to_scores(layer):
         # a claim of some settings only
         return
     assert not layer.mixer.traits.bilinear_scores

@@ -287,8 +287,8 @@ RECURRENT: dict[str, ModelConfig] = {
 }
 
 
-# attention in some blocks and an MLP in others, an MLP before attention, or attention without queries and matrices: what
-# holds of every block does not hold of these
+# attention in some blocks and an MLP in others, an MLP before attention, or attention without matrices: what holds of
+# every block does not hold of these
 ALTERNATING: dict[str, ModelConfig] = {
     # a stream of two halves, each read to write into the other, and positions of rows and columns in both
     "halves": _decoder(

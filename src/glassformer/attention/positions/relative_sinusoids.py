@@ -104,7 +104,7 @@ class RelativeSinusoidsPositions(Shared, Positions):
             # counted without a look at the tensor, which may lie on another device
             last = context.first + context.positions.shape[-1] - 1
         else:
-            last = max(0, int(context.positions.max()) - int(context.key_positions.min()))
+            last = int(context.positions.max())
         return last if self.config.furthest is None else min(last, self.config.furthest)
 
     def extra_flops(self, n_queries: int, n_keys: int, dims: Any, in_parts: bool) -> int:
