@@ -409,13 +409,14 @@ class AttentionLayer(SubLayerModule):
         dims, (n, m) = self.dims, (length, source_length if self.config.cross else length)
         d, traits = dims.d_model, self.mixer.traits
         merged = 2 * n * d * dims.n_heads * dims.d_z
+        written = merged * self.config.merge.output
         rank = 0 if self.merge.gate is None else self.config.merge.gate_rank
         mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
         return {
             **self.projection.flops(n, m),
             "mixing": mixing
             + traits.streams * self.positions.extra_flops(n, m, dims, n == m and self.mixer.takes_parts),
-            "output": merged,
+            "output": written,
             "output gate": merged if rank is None else 2 * n * rank * (d + dims.n_heads * dims.d_z),
         }
 

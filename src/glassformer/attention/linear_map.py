@@ -58,8 +58,33 @@ class NarrowMap(nn.Module):
         return self.outwards(self.inwards(x))
 
 
-def parameters_of(part: str, maps: nn.Linear | LinearMaps | NarrowMap | None) -> Iterator[tuple[str, int]]:
+class IdentityMap(nn.Module):
+    """What stands in a linear map's place where there is none: y = x."""
+
+    bias = None
+    one: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        # lies where the model does, and has its dtype
+        self.register_buffer("one", torch.ones(()))
+
+    @property
+    def weight(self) -> Float[Tensor, "d d"]:
+        """The identity matrix, for those who ask what is multiplied by."""
+        return torch.eye(self.width, dtype=self.one.dtype, device=self.one.device)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        return x
+
+
+def parameters_of(
+    part: str, maps: nn.Linear | LinearMaps | NarrowMap | IdentityMap | None
+) -> Iterator[tuple[str, int]]:
     """Yield how many parameters a map has, as those of a part and as biases."""
+    if isinstance(maps, IdentityMap):
+        return
     if isinstance(maps, NarrowMap):
         yield part, maps.inwards.weight.numel() + maps.outwards.weight.numel()
     elif maps is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Positive
-from glassformer.attention.linear_map import LinearMap, NarrowMap
+from glassformer.attention.linear_map import IdentityMap, LinearMap, NarrowMap
 from glassformer.attention.mixer import Dims
 from glassformer.config import UNSAID, Config, require
 
@@ -31,6 +31,7 @@ class Merge(Config):
         gate_bias: Bias on x W_G.
         gate_rank: Rank of W_G, which is then stored as two matrices; None for a whole one.
         norm_before_gate: Whether what is normed is gated, or what is gated is normed.
+        output: Whether there is an output matrix; without one, heads side by side are what is written.
     """
 
     bias: bool = False
@@ -43,6 +44,7 @@ class Merge(Config):
     gate_bias: bool = field(default=False, metadata={UNSAID: True})
     gate_rank: Count | None = field(default=None, metadata={UNSAID: True})
     norm_before_gate: bool = field(default=True, metadata={UNSAID: True})
+    output: bool = field(default=True, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         require(
@@ -60,6 +62,14 @@ class Merge(Config):
             "merge: a gate of two matrices (gate_rank) has no gate_bias; give one of both.",
         )
 
+        require(
+            self.output or not self.bias, "merge: bias is the output matrix's, and there is none; give output=True."
+        )
+
+    def free(self) -> "Merge":
+        """Return the same with an output matrix and a bias: for whatever heads write."""
+        return self.replace(bias=True, output=True)
+
     def build(self, dims: Dims) -> "MergeHeads":
         return MergeHeads(self, dims)
 
@@ -73,10 +83,16 @@ class MergeHeads(nn.Module):
         )
         self.config, self.dims = config, dims
         width = dims.n_heads * dims.d_z
+        require(
+            config.output or width == dims.d_model,
+            f"merge: without an output matrix, heads side by side are as wide as the stream; found n_heads="
+            f"{dims.n_heads} of {dims.d_z} numbers each, d_model={dims.d_model}. Give d_value such that it comes out "
+            "even.",
+        )
         normed = {"head": dims.d_z, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
         self.gate = _gate(config, dims.d_model, width)
-        self.output = LinearMap(width, dims.d_model, bias=config.bias)
+        self.output = LinearMap(width, dims.d_model, bias=config.bias) if config.output else IdentityMap(width)
 
     @property
     def linear(self) -> bool:

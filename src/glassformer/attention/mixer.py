@@ -100,6 +100,8 @@ class Traits:
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
         reads_input: It reads the layer's input besides queries, keys and values.
         hashes: Which keys a query meets goes by a hash of queries and keys themselves, beside their scores.
+        searches: Which keys a query meets goes by how its scores compare, so that rounding may exchange one for
+            another.
         by_products: It knows queries and keys by their products q . k alone, so that others with the same products, of
             whatever width, do as well.
     """
@@ -116,6 +118,7 @@ class Traits:
     value_merge: Literal["sum", "concat"] = "sum"
     reads_input: bool = False
     hashes: bool = False
+    searches: bool = False
     by_products: bool = False
 
     @property

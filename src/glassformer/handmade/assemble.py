@@ -176,7 +176,7 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     attention = [part for part in parts if isinstance(part, Attention)]
     added = [part.positions.kind for part in attention]
     config = model.config
-    norms = [n for layer in config.layers for n in (layer.norm, layer.norm_after)] + [
+    norms = [n for layer in config.layers for n in (layer.norm, *layer.norms_after)] + [
         config.final_norm, config.embed_norm,
     ]  # fmt: skip
     table = model.embed.positions

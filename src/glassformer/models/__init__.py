@@ -14,6 +14,7 @@ from glassformer.models.embedding import Axial, Learned, LearnedGrid, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig, image_encoder
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
+from glassformer.models.frames import macaron, metaformer
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
 from glassformer.models.mix_mlp import MixMlp
@@ -52,9 +53,9 @@ __all__ = [
     "Learned", "LearnedGrid", "MixMlp", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike",
     "NoNorm", "NormConfig", "OutputLayer", "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage",
     "ScaleOnly", "Serving", "Sinusoidal", "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search",
-    "block", "chat", "deep_norm", "every", "generate", "hybrid", "image_encoder", "minimax", "patchify", "preset",
-    "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps", "sana", "stream",
-    "transnormer", "transnormer_llm", "unpatchify", "written_before",
+    "block", "chat", "deep_norm", "every", "generate", "hybrid", "image_encoder", "macaron", "metaformer", "minimax",
+    "patchify", "preset", "published_block", "repeat", "require_model", "require_module", "retention", "sampling_steps",
+    "sana", "stream", "transnormer", "transnormer_llm", "unpatchify", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

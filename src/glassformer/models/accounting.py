@@ -18,6 +18,7 @@ from glassformer.attention import (
     HeadNorm,
     Mixer,
     RelativeBiasPositions,
+    RelativeSinusoidsPositions,
     ShortConvolution,
     Smear,
     SubLayerModule,
@@ -226,7 +227,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     elif isinstance(module, Unembedding):
         yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "biases", 0 if module.bias is None else module.bias.numel()
-    elif isinstance(module, (PositionTable, RelativeBiasPositions)):
+    elif isinstance(module, (PositionTable, RelativeBiasPositions, RelativeSinusoidsPositions)):
         yield "positions", _count(module)
     elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)

@@ -33,7 +33,7 @@ class BlockConfig(Config):
         wiring: How sub-layers, norms and the stream are connected.
         dropout: Rate on what each sub-layer writes, in training.
         norm_after: In sandwich blocks, the norm behind each sub-layer, or a `ScaleOnly` in its place; the same kind as
-            `norm` by default.
+            `norm` by default. Several are those of the sub-layers in order.
         shared_norm: In parallel blocks, all sub-layers read through the first one's parameters, stored once. Each still
             has sites of its own, which hold the same values: an edit at `attn.norm` leaves `mlp.norm` as it is.
         norm_before: In post-norm blocks, what every sub-layer reads through in a norm's place; see `deep_norm`.
@@ -43,7 +43,7 @@ class BlockConfig(Config):
     norm: NormConfig = field(default_factory=LayerNorm)
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre"
     dropout: Rate = 0.0
-    norm_after: NormConfig | None = None
+    norm_after: NormConfig | tuple[NormConfig, ...] | None = None
     shared_norm: bool = False
     norm_before: ScaleOnly | None = field(default=None, metadata={UNSAID: True})
 
@@ -52,6 +52,10 @@ class BlockConfig(Config):
         require(
             self.norm_after is None or self.wiring == "sandwich",
             f'block: norm_after belongs to sandwich blocks; found wiring "{self.wiring}". Use wiring="sandwich".',
+        )
+        require(
+            not isinstance(self.norm_after, tuple) or len(self.norm_after) == len(self.parts),
+            f"block: several norm_after are one for each of {len(self.parts)} parts; found {len(self.norms_after)}.",
         )
         require(
             not self.shared_norm or self.wiring == "parallel",
@@ -66,13 +70,15 @@ class BlockConfig(Config):
             'block: scale_only brings nothing to a standard size; it stands behind sub-layers, wiring="sandwich", '
             "norm_after=ScaleOnly(factor).",
         )
-        halved = getattr(self.norm, "half", None) is not None, getattr(self.norm_after, "half", None) is not None
+        behind = () if self.norm_after is None else self.norms_after
+        writes_half = [after for after in behind if getattr(after, "half", None) is not None]
+        halved = getattr(self.norm, "half", None) is not None, len(writes_half) > 0
         require(
             not any(halved) or self.wiring in ("pre", "sandwich"),
             f'block: a half of the stream is read and written in wiring "pre" and "sandwich"; found "{self.wiring}".',
         )
         require(
-            not halved[1] or isinstance(self.norm_after, ScaleOnly),
+            all(isinstance(after, ScaleOnly) for after in writes_half),
             "block: what writes into a half of the stream passes ScaleOnly(half=…), no norm.",
         )
         require(
@@ -80,6 +86,12 @@ class BlockConfig(Config):
             "block: a norm of a half behind a sub-layer would leave the other half without what is written; give "
             "norm_after.",
         )
+
+    @property
+    def norms_after(self) -> tuple[NormConfig, ...]:
+        """The norm behind each sub-layer of a post-norm or sandwich block, in order."""
+        found = self.norm_after or self.norm
+        return found if isinstance(found, tuple) else (found,) * len(self.parts)
 
     @property
     def described(self) -> Sentence:
@@ -115,7 +127,7 @@ class Block(nn.Module):
         self.wiring = config.wiring
         before = config.norm_before if self.wiring == "post" else config.norm
         self.reads_through = before is not None
-        for name, part in zip(self.names, config.parts):
+        for name, part, behind in zip(self.names, config.parts, config.norms_after):
             part_path = f"{path}.{name}"
             self.add_module(name, part.build(d_model, max_len, layer, part_path))
             if before is not None:
@@ -123,7 +135,6 @@ class Block(nn.Module):
                 self.add_module(f"{name}_norm", before.build(d_model, part_path, layer, tied=tied))
             if self.wiring in ("post", "sandwich"):
                 after = ("sum_norm", "sum_scale") if self.wiring == "post" else ("write", "write_scale")
-                behind = config.norm_after or config.norm
                 self.add_module(f"{name}_norm_after", behind.build(d_model, part_path, layer, after))
         n_mid = 0 if self.wiring == "parallel" else len(self.names) - 1
         mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]

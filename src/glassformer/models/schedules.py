@@ -73,7 +73,7 @@ def block(
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
     dropout: float = 0.0,
     attn_dropout: float = 0.0,
-    norm_after: NormConfig | None = None,
+    norm_after: NormConfig | tuple[NormConfig, ...] | None = None,
     shared_norm: bool = False,
     norm_before: ScaleOnly | None = None,
     grid: tuple[int, int] | None = None,

@@ -25,6 +25,7 @@ from glassformer.attention import (
     QueryKeyNorm,
     QueryKeyOnly,
     RelativeBias,
+    RelativeSinusoids,
     Rope,
     Separate,
     Shifted,
@@ -48,6 +49,7 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     DualChunk(chunk=3, length=5),
     QueryKeyOnly(amplitude=2.0),
     RelativeBias(4, 6, bidirectional=True),
+    RelativeSinusoids(furthest=2),
 ]
 QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
     False,
@@ -188,12 +190,12 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias, RelativeSinusoids)))
     assume(mixer.stores_keys or not getattr(place, "at_read", False))
     assume(mixer.turns_features or not place.doubles)
     assume((mixer.crosses and place.crosses) or not cross)
-    # dual chunks are of causal texts
-    assume(not (mixer.bidirectional and isinstance(place, DualChunk)))
+    # dual chunks and relative sinusoids are of causal texts
+    assume(not (mixer.bidirectional and isinstance(place, (DualChunk, RelativeSinusoids))))
     drawn = projections(layout, streams=mixer.traits.streams, mixing=not cross) if projected is None else projected
     projection = draw(drawn)
     assume(not isinstance(projection, Shifted) or not isinstance(place, QueryKeyOnly))

@@ -24,6 +24,7 @@ from glassformer.attention import (
     NoPositions,
     PositionsConfig,
     RelativeBias,
+    RelativeSinusoids,
     Separate,
     Traits,
     causal,
@@ -333,11 +334,16 @@ def test_scores_exist_exactly_where_claimed(kind: str, data: st.DataObject) -> N
     assert ("scores" in layer.sites()) == layer.mixer.traits.has_scores
 
 
+def _adds_to_scores(layer: Layer) -> bool:
+    """Whether a layer's positions add to the products of its queries and keys."""
+    return layer.module.positions.has_bias or isinstance(layer.config.positions, RelativeSinusoids)
+
+
 @claiming(lambda traits: traits.bilinear_scores)
 @given(st.data())
 def test_scores_are_bilinear_where_claimed(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    assume(layer.mixer.traits.bilinear_scores and not layer.module.positions.has_bias)
+    assume(layer.mixer.traits.bilinear_scores and not _adds_to_scores(layer))
     x = stream(1, 4)
     plain = layer.read(x, "scores")["scores"]
     seen = plain.isfinite()
@@ -365,7 +371,7 @@ def test_only_products_of_queries_and_keys_are_seen_where_claimed(kind: str, dat
 @given(st.data())
 def test_capped_scores_are_a_rising_function_of_bilinear_ones(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    if not layer.mixer.traits.capped_scores or layer.module.positions.has_bias:
+    if not layer.mixer.traits.capped_scores or _adds_to_scores(layer):
         # a claim of some settings only
         return
     assert not layer.mixer.traits.bilinear_scores
@@ -558,7 +564,7 @@ MASKS = {
 }
 
 
-@every
+@has_pattern
 @pytest.mark.parametrize("mask", MASKS)
 @given(data=st.data())
 def test_both_routes_honour_every_mask(kind: str, mask: str, data: st.DataObject) -> None:
@@ -616,7 +622,7 @@ def test_scan_refuses_masks_that_are_not_causal(kind: str, data: st.DataObject) 
     close(scanned, layer(x, Context(mask, positions, positions)))
 
 
-@stepwise
+@SUITE.law(lambda mechanism: not mechanism.bidirectional and mechanism.traits.linear_in_value != "no")
 @given(st.data())
 def test_a_pattern_with_state_is_rows_of_the_whole_pattern_or_no_pattern(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
@@ -641,9 +647,10 @@ def test_a_pattern_with_state_is_rows_of_the_whole_pattern_or_no_pattern(kind: s
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @given(data=st.data())
 def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, data: st.DataObject) -> None:
-    hashes = cast(Any, MixerConfig.registry[kind]).traits.hashes
-    # rotation rounds, and what is rounded may fall into another bucket
-    layer = data.draw(layers(kind, placed=st.just(NoPositions())) if hashes else layers(kind))
+    traits = cast(Any, MixerConfig.registry[kind]).traits
+    # rotation rounds, and what is rounded may fall into another bucket, or be another's neighbour
+    jumps = traits.hashes or traits.searches
+    layer = data.draw(layers(kind, placed=st.just(NoPositions())) if jumps else layers(kind))
     # long enough for decays that were rounded to bfloat16 to go astray
     x = stream(2, 32)
     low, high = layer.module.to(dtype), layer

@@ -62,6 +62,8 @@ from glassformer.models import (
     SinusoidalGrid,
     block,
     image_encoder,
+    macaron,
+    metaformer,
     published_block,
 )
 from glassformer.testing.layers import mixers, randomise, seeds
@@ -312,7 +314,8 @@ RECURRENT: dict[str, ModelConfig] = {
 }
 
 
-# attention in some blocks and an MLP in others: what holds of every block does not hold of these
+# attention in some blocks and an MLP in others, an MLP before attention, or attention without matrices: what holds of
+# every block does not hold of these
 ALTERNATING: dict[str, ModelConfig] = {
     # a stream of two halves, each read to write into the other, and positions of rows and columns in both
     "halves": _decoder(
@@ -324,6 +327,10 @@ ALTERNATING: dict[str, ModelConfig] = {
         positions=Axial((5, 5), (3, 5), copies=2),
         tied=False,
     ),
+    # half steps of an MLP before and behind attention
+    "macaron": _decoder(*[macaron(n_heads=2, positions=Rope(), mlp=Mlp(8))] * 2),
+    # values that are the stream itself, mixed by matrices that know no token, and no output matrix
+    "unprojected": _decoder(metaformer("pooling", n_heads=2, mlp=Mlp(8)), metaformer("random", mlp=Mlp(8)), tied=False),
 }
 
 

@@ -95,7 +95,7 @@ def _block(block: BlockConfig) -> BlockConfig:
 
 def _part(part: Any) -> Any:
     if isinstance(part, Attention):
-        return part.replace(projection=part.projection.free(), merge=part.merge.replace(bias=True))
+        return part.replace(projection=part.projection.free(), merge=part.merge.free())
     return part.replace(bias=True) if isinstance(part, Mlp) else part
 
 

@@ -23,7 +23,7 @@ Source: Tay et al. 2020, "Synthesizer: Rethinking Self-Attention in Transformer 
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention.context import Context
-from glassformer.attention.kernels.growing import append
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.attention.places import Places, places, rows_at
 from glassformer.attention.scores import masked_softmax, placed, products
+from glassformer.attention.values_only import ValuesOnly
 from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
@@ -89,13 +89,7 @@ class Synthesizer(MixerConfig, kind="synthesizer"):
         return length * dims.n_kv_heads * (dims.d_value + self.reads_keys * dims.d_head)
 
 
-class Values(NamedTuple):
-    """Values of earlier positions, which no key has to find."""
-
-    value: Float[Tensor, "batch kv_head key d_value"]
-
-
-class SynthesizerMixer(Mixer, config=Synthesizer):
+class SynthesizerMixer(ValuesOnly, Mixer, config=Synthesizer):
     config: Synthesizer
 
     def __init__(self, config: Synthesizer, dims: Dims, path: str) -> None:
@@ -119,19 +113,14 @@ class SynthesizerMixer(Mixer, config=Synthesizer):
         return mixed.sum(0)
 
     def begin(self, batch: int, like: Tensor) -> Any:
-        if self.config.reads_keys:
-            return super().begin(batch, like)
-        return Values(like.new_zeros(batch, self.dims.n_kv_heads, 0, self.dims.d_value))
+        return Mixer.begin(self, batch, like) if self.config.reads_keys else super().begin(batch, like)
 
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Tensor, Any]:
         if self.config.reads_keys:
-            return super().scan(q, k, v, x, context, state, tape)
-        v, values = append(state.value, v)
-        # keys that are not read: one number in memory, of the shape of as many as there are values
-        unread = k.new_zeros(1).expand(*v.shape[:-1], k.shape[-1])
-        return self.parallel(q, unread, v, x, context, tape), Values(values)
+            return Mixer.scan(self, q, k, v, x, context, state, tape)
+        return super().scan(q, k, v, x, context, state, tape)
 
 
 class _Dense(nn.Module):

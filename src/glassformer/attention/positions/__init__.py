@@ -6,6 +6,7 @@ from glassformer.attention.positions.lrpe import Lrpe, LrpePositions
 from glassformer.attention.positions.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.positions.query_key_only import QueryKeyOnly, QueryKeyOnlyPositions, sinusoids
 from glassformer.attention.positions.relative import RelativeBias, RelativeBiasPositions
+from glassformer.attention.positions.relative_sinusoids import RelativeSinusoids, RelativeSinusoidsPositions
 from glassformer.attention.positions.rope_grid import RopeGrid, RopeGridPositions
 from glassformer.attention.positions.rope_scaling import (
     DynamicScaling,
@@ -19,30 +20,9 @@ from glassformer.attention.positions.rope_scaling import (
 from glassformer.attention.positions.rotary import Rope, RopePositions
 
 __all__ = [
-    "Alibi",
-    "AlibiPositions",
-    "DualChunk",
-    "DualChunkPositions",
-    "DynamicScaling",
-    "LinearScaling",
-    "Llama3Scaling",
-    "LongScaling",
-    "Lrpe",
-    "LrpePositions",
-    "NoPositions",
-    "Positions",
-    "PositionsConfig",
-    "QueryKeyOnly",
-    "QueryKeyOnlyPositions",
-    "RelativeBias",
-    "RelativeBiasPositions",
-    "Rope",
-    "RopeGrid",
-    "RopeGridPositions",
-    "RopePositions",
-    "RopeScaling",
-    "YarnScaling",
-    "alibi_slopes",
-    "sinusoids",
+    "Alibi", "AlibiPositions", "DualChunk", "DualChunkPositions", "DynamicScaling", "LinearScaling", "Llama3Scaling",
+    "LongScaling", "Lrpe", "LrpePositions", "NoPositions", "Positions", "PositionsConfig", "QueryKeyOnly",
+    "QueryKeyOnlyPositions", "RelativeBias", "RelativeBiasPositions", "RelativeSinusoids", "RelativeSinusoidsPositions",
+    "Rope", "RopeGrid", "RopeGridPositions", "RopePositions", "RopeScaling", "YarnScaling", "alibi_slopes", "sinusoids",
     "yarn_amplitude",
 ]  # fmt: skip
