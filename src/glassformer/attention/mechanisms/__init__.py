@@ -17,6 +17,7 @@ from glassformer.attention.mechanisms.linformer import Linformer
 from glassformer.attention.mechanisms.local_chunks import LocalChunks
 from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
+from glassformer.attention.mechanisms.neural_memory import LinearMemory, NeuralMemory
 from glassformer.attention.mechanisms.performer import Performer
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.rwkv4 import Rwkv4
@@ -31,7 +32,7 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
-    "GatedDelta", "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh",
-    "Performer", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
+    "GatedDelta", "General", "LastKey", "Lightning", "Linear", "LinearMemory", "Linformer", "LocalChunks",
+    "Longformer", "Lsh", "NeuralMemory", "Performer", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
     "SumNormalised", "Synthesizer", "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip
