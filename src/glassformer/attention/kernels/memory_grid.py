@@ -68,9 +68,9 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
         size: Positions of a chunk.
         real: Which of them are no padding; None for all.
     """
-    if context.first is not None:
+    if context.first is not None and context.documents is None:
         return _in_order(context.first, n, size, real, context.positions.device)
-    positions = context.positions[:, -n:].expand(batch, -1)
+    positions = text_positions(context, n).expand(batch, -1)
     there = torch.ones_like(positions, dtype=torch.bool) if real is None else real.expand(batch, -1)
     opens, starts = (positions % size == 0) & there, (positions == 0) & there
     if n == 1:
@@ -88,6 +88,16 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
     used, begins = (x.unflatten(-1, (n_chunks, length)).any(-1) for x in (filled, first))
     fresh = [used[:, 0] & anew, *used.unbind(-1)[1:]]
     return Grid(n_chunks, length, 0, slots, filled, fresh, begins.unbind(-1))
+
+
+def text_positions(context: Context, n: int) -> Int[Tensor, "b pos"]:
+    """Return where the last positions of a pass are in their texts; what lies behind a text's end counts on."""
+    if (documents := context.documents) is None:
+        return context.positions[:, -n:]
+    number = documents.number
+    place = torch.arange(number.shape[1], device=number.device)
+    begins = F.pad(number[:, 1:] != number[:, :-1], (1, 0), value=True)
+    return (place - torch.where(begins, place, 0).cummax(-1).values)[:, -n:]
 
 
 def _in_order(first: int, n: int, size: int, real: Tensor | None, device: torch.device) -> Grid:

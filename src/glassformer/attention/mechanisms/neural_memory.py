@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count, Positive
 from glassformer.attention.context import Causal, Context, Documents, Padding
-from glassformer.attention.kernels.memory_grid import memory_grid
+from glassformer.attention.kernels.memory_grid import memory_grid, text_positions
 from glassformer.attention.kernels.neural_memory import (
     Activation,
     Gates,
@@ -52,7 +52,7 @@ from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pat
 from glassformer.attention.projections import Convolved
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.trace import Tape, changes, site, wants
+from glassformer.trace import Tape, site, wants
 
 # what gates are at first: of the largest theta, eta, alpha
 FIRST = (0.5, 0.5, 0.02)
@@ -155,6 +155,7 @@ class _MemoryMixer(Mixer):
     """Gates, the state, and the way through chunks; `activation` lies between matrices, if there are several."""
 
     SITES = MappingProxyType(dict.fromkeys(("rate", "log_momentum", "log_decay", "surprise"), "batch head pos"))
+    READ_ONLY = MappingProxyType({"surprise": "it is measured, and nothing follows from it; edit rate instead."})
     config: _Memory
     activation: Activation = "silu"
 
@@ -206,21 +207,13 @@ class _MemoryMixer(Mixer):
         state = MemoryState(*(tuple(each.to(q.dtype) for each in part) for part in state))
         grid = memory_grid(context, n, batch, self.config.chunk, real)
         z, surprise, state = neural_memory(q, k, v, gates, state, self.start(v, v.shape[-1]), grid, self.activation)
-        self._surprised(surprise, tape)
+        site(tape, self.at.surprise, surprise)
         z = z if real is None else z * real[:, None, :, None]
         return z.to(dtype), state
 
     def unit(self, u: Float[Tensor, "*lead d_head"]) -> Float[Tensor, "*lead d_head"]:
         """Return queries or keys of length one, in float32 at least."""
         return unit(u, self.config.eps)
-
-    def _surprised(self, surprise: Float[Tensor, "batch head pos"], tape: Tape | None) -> None:
-        if changes(tape, self.at.surprise):
-            raise AnalysisUnavailable(
-                f"{self.at.surprise} is measured and nothing depends on it: an edit there would change nothing.\n"
-                f'    Edit "{self.at.rate}" instead, by which a gradient is multiplied.'
-            )
-        site(tape, self.at.surprise, surprise)
 
     def _real(self, n: int, context: Context) -> Bool[Tensor, "b pos"] | None:
         return context.real_keys(n, str(self.config.kind))
@@ -260,7 +253,7 @@ class LinearMemoryMixer(_MemoryMixer, config=LinearMemory):
         rows, keys, values = self.unit(q), self.unit(self.keys(k)), per_query_head(wide(v), q)
         found = self._reading(rows, keys, x, context, tape)
         if wants(tape, self.at.surprise):
-            self._surprised(found.surprise(keys, values), tape)
+            site(tape, self.at.surprise, found.surprise(keys, values))
         z = self.weighed(found.pattern.to(q.dtype), v, q, context, tape)
         return z if found.offset is None else z + found.offset.to(z.dtype)
 
@@ -269,7 +262,7 @@ class LinearMemoryMixer(_MemoryMixer, config=LinearMemory):
         n = q.shape[-2]
         gates, allowed, real = self.gated(x, context, tape), context.allowed(n, n), self._real(n, context)
         start = None if self.matrix is None else wide(self.matrix)
-        found = linear_memory_reading(q, k, gates, context.positions, self.config.chunk, allowed, start)
+        found = linear_memory_reading(q, k, gates, text_positions(context, n), self.config.chunk, allowed, start)
         if real is None:
             return found
         rows = real[:, None, :, None]
