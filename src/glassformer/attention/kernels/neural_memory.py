@@ -1,6 +1,6 @@
 """A memory that learns while it reads: weights that each position moves down the gradient of what it should have given.
 
-    l_t = |M(k_t) - v_t|^2,    S_t = eta_t S_{t-1} - theta_t grad l_t,    M_t = (1 - alpha_t) M_{t-1} + S_t,    z_t = M_t(q_t)
+    S_t = eta_t S_{t-1} - theta_t grad |M(k_t) - v_t|^2,    M_t = (1 - alpha_t) M_{t-1} + S_t,    z_t = M_t(q_t)
 
 M is a matrix, or several with an activation between. Gradients are taken of the weights with which a position's chunk
 begins, so that those of a chunk are known at once; chunks of one position give the recurrence as it stands, and the
@@ -20,6 +20,7 @@ The factor 2 of the gradient is written out there and dropped on the way; here i
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -103,13 +104,14 @@ def neural_memory(
     gates = Gates(*(grid.laid(x, -1).flatten(0, 1) for x in gates))
     state = MemoryState(*(tuple(x.flatten(0, 1) for x in part) for part in state))
     begun = _Begun(start, grid, lead)
-    pieces, step = [], max(SPAN // grid.length, 1)
+    pieces: list[list[Tensor]] = []
+    step = max(SPAN // grid.length, 1)
     for first in range(0, grid.n_chunks, step):
         span = slice(first, first + step)
         fading = _fading(Gates(*(x[:, span] for x in gates)), begun.filled(span), k)
-        *piece, state = _read(q[:, span], k[:, span], v[:, span], fading, state, begun, first, activation)
-        pieces.append(piece)
-    found = (torch.cat(x, 1) if len(x) > 1 else x[0] for x in zip(*pieces, strict=True))
+        z, surprise, state = _read(q[:, span], k[:, span], v[:, span], fading, state, begun, first, activation)
+        pieces.append([z, surprise])
+    found = (pieces[0][i] if len(pieces) == 1 else torch.cat([piece[i] for piece in pieces], 1) for i in range(2))
     z, surprise = (grid.taken(x.unflatten(0, lead), n) for x in found)
     return z, surprise[..., 0], MemoryState(*(tuple(x.unflatten(0, lead) for x in part) for part in state))
 
@@ -295,12 +297,13 @@ def neural_memory_flops(n: int, widths: Sequence[int], size: int) -> int:
         widths: Of what the first matrix reads, of what each gives.
         size: Positions of a chunk.
     """
-    pairs = (n - n % size) * size + (n % size) ** 2
+    whole, short = n - n % size, n % size
+    pairs, triples = whole * size + short**2, whole * size**2 + short**3
     # what is left of writes; then each matrix, forwards, in two writes and two reads; errors go back through all but
     # the first
-    products = [(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    products = list(pairwise(widths))
     weights = sum(5 * a * b for a, b in products) + sum(a * b for a, b in products[1:])
-    return 2 * n * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * pairs * size
+    return 2 * n * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples)
 
 
 def _activated(x: Tensor, how: Activation) -> tuple[Tensor, Tensor]:

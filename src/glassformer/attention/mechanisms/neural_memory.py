@@ -17,14 +17,15 @@ none: what it reads is no linear function of values.
 State: per head, the numbers of M three times over (weights, momentum, weights at the start of the open chunk), float32.
 Cost: O(pos (chunk d + chunk^2 + numbers of M)) time, O(1) state.   Forms: triangular system of the whole text (dense,
 `linear_memory`), chunks (fast, scan). Padding is skipped: it reads zeros and leaves weights and momentum as they are.
-Differs from the paper, which does not say how gates are made: ours are said above. Short convolutions with silu, the norm
-of z and its gate are slots of the layer, which `models.published_block` fills; queries and keys have no scale.
+Differs from the paper, which does not say how gates are made: ours are said above. Short convolutions with silu, the
+norm of z and its gate are slots of the layer, which `models.published_block` fills; queries and keys have no scale.
 Source: Behrouz, Zhong, Mirrokni 2025, "Titans: Learning to Memorize at Test Time" (2501.00663), section 3.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -100,7 +101,7 @@ class _Memory(MixerConfig):
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         widths = self.widths(dims)
-        return 3 * dims.n_heads * sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+        return 3 * dims.n_heads * sum(a * b for a, b in pairwise(widths))
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,6 @@ class _MemoryMixer(Mixer):
 
 
 class LinearMemoryMixer(_MemoryMixer, config=LinearMemory):
-    config: LinearMemory
-
     def __init__(self, config: LinearMemory, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
         shape = dims.n_heads, dims.d_head, dims.d_value
@@ -271,13 +270,11 @@ class LinearMemoryMixer(_MemoryMixer, config=LinearMemory):
 
 
 class NeuralMemoryMixer(_MemoryMixer, config=NeuralMemory):
-    config: NeuralMemory
-
     def __init__(self, config: NeuralMemory, dims: Dims, path: str) -> None:
         super().__init__(config, dims, path)
         self.activation = config.activation
         widths = config.widths(dims)
-        self.matrices = nn.ParameterList([drawn(dims.n_heads, *pair) for pair in zip(widths, widths[1:], strict=False)])
+        self.matrices = nn.ParameterList([drawn(dims.n_heads, *pair) for pair in pairwise(widths)])
 
     def start(self, like: Tensor, d_value: int) -> Sequence[Tensor]:
         return [wide(x) for x in self.matrices]
