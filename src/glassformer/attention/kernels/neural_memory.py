@@ -246,9 +246,9 @@ def linear_memory_reading(
     q: Float[Tensor, "batch head pos d_head"],
     k: Float[Tensor, "batch head pos d_head"],
     gates: Gates,
-    positions: Int[Tensor, "b pos"],
+    positions: Int[Tensor, "#batch pos"],
     size: int,
-    allowed: Bool[Tensor, "b h query key"] | None = None,
+    allowed: Bool[Tensor, "#batch #head query key"] | None = None,
     start: Float[Tensor, "head d_head d_value"] | None = None,
 ) -> LinearReading:
     """Return what a whole text reads, all pairs at once.
