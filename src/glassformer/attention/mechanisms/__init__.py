@@ -19,6 +19,7 @@ from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
 from glassformer.attention.mechanisms.neural_memory import LinearMemory, NeuralMemory
 from glassformer.attention.mechanisms.performer import Performer
+from glassformer.attention.mechanisms.persistent import Persistent
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
 from glassformer.attention.mechanisms.rwkv4 import Rwkv4
 from glassformer.attention.mechanisms.rwkv6 import Rwkv6
@@ -33,6 +34,6 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
     "GatedDelta", "General", "LastKey", "Lightning", "Linear", "LinearMemory", "Linformer", "LocalChunks",
-    "Longformer", "Lsh", "NeuralMemory", "Performer", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
+    "Longformer", "Lsh", "NeuralMemory", "Performer", "Persistent", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
     "SumNormalised", "Synthesizer", "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip
