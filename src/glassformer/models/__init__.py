@@ -16,6 +16,7 @@ from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderCon
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
+from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly
@@ -34,6 +35,7 @@ from glassformer.models.schedules import (
     published_block,
     repeat,
     retention,
+    titans,
     transnormer,
     transnormer_llm,
 )
@@ -46,11 +48,11 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig",
     "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
-    "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
-    "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
+    "Learned", "MemoryGate", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm",
+    "NormConfig", "OutputLayer", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving",
     "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
     "generate", "hybrid", "minimax", "preset", "published_block", "repeat", "require_model", "require_module",
-    "retention", "sampling_steps", "stream", "transnormer", "transnormer_llm", "written_before",
+    "retention", "sampling_steps", "stream", "titans", "transnormer", "transnormer_llm", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -34,6 +34,7 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
     "GatedDelta", "General", "LastKey", "Lightning", "Linear", "LinearMemory", "Linformer", "LocalChunks",
-    "Longformer", "Lsh", "NeuralMemory", "Performer", "Persistent", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6", "Softmax", "Sparse", "StateSpace", "Streaming",
-    "SumNormalised", "Synthesizer", "Wasserstein", "depth_slopes", "lambda_init_at",
+    "Longformer", "Lsh", "NeuralMemory", "Performer", "Persistent", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6",
+    "Softmax", "Sparse", "StateSpace", "Streaming", "SumNormalised", "Synthesizer", "Wasserstein", "depth_slopes",
+    "lambda_init_at",
 ]  # fmt: skip
