@@ -22,7 +22,6 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.attention import MixerConfig, Rope
 from glassformer.data import TextConfig
-from glassformer.errors import NoPattern
 from glassformer.figures.drawing import Panel, draw
 from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Encoder, EncoderConfig, Mlp, published_block
@@ -61,10 +60,9 @@ def shown(config: type[MixerConfig], data: Any, tokenizer: Any) -> dict[str, Any
     facts: dict[str, Any] = {"loss": round(sum(losses) / len(losses), 3), "steps": steps, "sentence": SENTENCE}
     facts |= {"masked": True} if config.bidirectional else {}
     facts["parameters"] = sum(p.numel() for p in model.parameters())
-    try:
-        run = gf.run(model, SENTENCE, read="pattern")
-    except NoPattern:
+    if not any(name.endswith(".pattern") for name in model.sites()):
         return facts
+    run = gf.run(model, SENTENCE, read="pattern")
     patterns = [run["pattern", layer].values[0] for layer in range(LAYERS)]
     layer, head, share = chosen(patterns)
     value = patterns[layer][..., head, :, :]

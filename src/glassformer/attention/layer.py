@@ -460,4 +460,6 @@ class AttentionLayer(SubLayerModule):
         before = {name: usual.pop(name) for name in ("query", "key", "value", "scores") if name in usual}
         ordered = before | dict(self.mixer.SITES) | usual
         lazy = (*self.LAZY, *self.mixer.LAZY)
-        yield from declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy)
+        for found in declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy):
+            reason = self.mixer.READ_ONLY.get(found.quantity)
+            yield found if reason is None else replace(found, read_only=reason)

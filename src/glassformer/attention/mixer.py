@@ -259,6 +259,8 @@ class Mixer(nn.Module):
     # axes of the sites it has of its own, and which of them are lazy; some depend on the config
     SITES: Mapping[str, str] = MappingProxyType({})
     LAZY: tuple[str, ...] = ()
+    # why some of them cannot be edited: what is measured there decides nothing
+    READ_ONLY: Mapping[str, str] = MappingProxyType({})
     # whether a score of turned queries and keys depends on how far apart they are, and not on where
     by_offset: ClassVar[bool] = True
     # whether `mixed` knows what positions add to scores, queries that are fewer than keys, and masks of all pairs that

@@ -13,7 +13,9 @@ from glassformer.attention import (
     Lrpe,
     Merge,
     MixerConfig,
+    NeuralMemory,
     NoPositions,
+    Persistent,
     PositionsConfig,
     ProjectionConfig,
     QueryKeyNorm,
@@ -27,6 +29,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.experts import MixtureOfExperts
+from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
 from glassformer.models.mlp import Mlp
 from glassformer.models.norms import LayerNorm, NormConfig, RmsNorm, ScaleOnly
@@ -141,6 +144,43 @@ def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tu
     """
     softmax = block(Softmax(), n_heads=n_heads, **kwargs)
     return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)
+
+
+def titans(
+    n_layers: int,
+    *,
+    n_heads: int,
+    memory: MixerConfig | None = None,
+    used: Literal["gate", "layer", "alone"] = "gate",
+    window: int = 256,
+    tokens: int = 4,
+    mlp: SubLayerConfig | None = None,
+    norm: NormConfig | None = None,
+) -> tuple[BlockConfig, ...]:
+    """Blocks of Titans: a memory that learns while it reads, beside attention within a window and to learned tokens.
+
+    Args:
+        n_layers: How many blocks.
+        n_heads: Heads of the memory, and of attention.
+        memory: `NeuralMemory()` by default.
+        used: The memory opens what attention writes (`gate`); or is a sub-layer before it (`layer`), or in its place
+            (`alone`), where windows and learned tokens are not asked for.
+        window: Each query sees keys less than this many positions away.
+        tokens: Learned tokens that every query sees.
+        mlp: What follows in each block.
+        norm: Of sub-layers; `RmsNorm()` by default.
+
+    Source: Behrouz, Zhong, Mirrokni 2025, "Titans" (2501.00663), sections 4.2 and 4.3.
+    """
+    long = Attention(n_heads, **(memory or NeuralMemory()).as_published())
+    near = Attention(n_heads, mixer=Persistent(tokens, window), positions=Rope())
+    parts: dict[str, tuple[SubLayerConfig, ...]] = {
+        "gate": (MemoryGate(long, near),),
+        "layer": (long, near),
+        "alone": (long,),
+    }
+    end = () if mlp is None else (mlp,)
+    return repeat(BlockConfig((*parts[used], *end), norm or RmsNorm()), n_layers)
 
 
 def minimax(

@@ -18,9 +18,11 @@ from glassformer.attention import (
     LastKey,
     Lightning,
     Linear,
+    LinearMemory,
     Lrpe,
     Merge,
     MixerConfig,
+    NeuralMemory,
     PositionsConfig,
     QueryKeyNorm,
     QueryKeyOnly,
@@ -309,6 +311,12 @@ RECURRENT: dict[str, ModelConfig] = {
     "rwkv": _decoder(
         published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8)),
         published_block(Rwkv4(chunk=4), n_heads=6, d_head=1, mlp=ChannelMixing(8)),
+        tied=False,
+    ),
+    # memories that learn while they read: a state in several matrices, and no pattern of the second
+    "memory": _decoder(
+        published_block(LinearMemory(chunk=3), n_heads=2, mlp=Mlp(8)),
+        published_block(NeuralMemory(chunk=2, expansion=1), n_heads=2, mlp=Mlp(8)),
         tied=False,
     ),
 }

@@ -47,7 +47,7 @@ def windowed(
     context: Context,
     size: int | None,
     attend: Attend,
-    sink: tuple[Tensor, Tensor] | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Float[Tensor, "batch head pos d_value"]:
     """Return attention within a window of texts that `is_blocked`.
 
@@ -59,18 +59,18 @@ def windowed(
         size: The window, where the mask has none or a wider one.
         attend: Called with the queries, keys and values of some blocks, `block head row d`, and what is added to their
             scores or allowed: the library's kernel.
-        sink: A key and a value that every query meets, `batch kv_head 1 d` each.
+        prefix: Keys and values that every query meets, `b kv_head token d` each.
     """
     z = []
     for query, key, value, mask in window_pieces(q, k, v, context, size):
-        if sink is not None:
-            mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+        if prefix is not None:
+            mask = F.pad(mask, (prefix[0].shape[-2], 0), value=True if mask.dtype == torch.bool else 0.0)
             key, value = (
                 torch.cat((extra.repeat(len(x) // len(extra), 1, 1, 1), x), -2)
-                for extra, x in zip(sink, (key, value), strict=True)
+                for extra, x in zip(prefix, (key, value), strict=True)
             )
         mixed = attend(query, key, value, mask)
-        if sink is None and not context.sees_itself:
+        if prefix is None and not context.sees_itself:
             seen = mask if mask.dtype == torch.bool else mask > float("-inf")
             mixed = mixed.masked_fill(~seen.any(-1, keepdim=True), 0.0)
         z.append(mixed)

@@ -48,23 +48,36 @@ def fused_softmax_with_sinks(
 
     Queries hold the sink's logit in one more dimension, in which that key alone is not zero.
     """
-    n, m = q.shape[-2], k.shape[-2]
-    grouped = k.shape[-3] != q.shape[-3]
     logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1))
     sink = F.pad(torch.zeros_like(k[..., :1, :-1]), (0, 1), value=1.0), torch.zeros_like(v[..., :1, :])
+    return fused_softmax_with_prefix(q, k, v, scale, context, sink, size)
+
+
+def fused_softmax_with_prefix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    context: Context,
+    prefix: tuple[Float[Tensor, "b kv_head token d_head"], Float[Tensor, "b kv_head token d_value"]],
+    size: int | None = None,
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return the same with keys and values before all others, which every query sees, and nothing places."""
+    n, m, tokens = q.shape[-2], k.shape[-2], prefix[0].shape[-2]
+    grouped = k.shape[-3] != q.shape[-3]
     if is_blocked(context, n, m, size):
-        return windowed(q, k, v, context, size, partial(attend_masked, scale=scale), sink)
-    k, v = torch.cat((sink[0], k), -2), torch.cat((sink[1], v), -2)
+        return windowed(q, k, v, context, size, partial(attend_masked, scale=scale), prefix)
+    k, v = (torch.cat((first.expand(len(x), -1, -1, -1), x), -2) for first, x in zip(prefix, (k, v), strict=True))
     bare = not context.biased and context.is_causal and (size is None or m <= size)
     if bare and n == m:
-        # one more query, so that each sees one more key
-        q = F.pad(q, (0, 0, 1, 0))
-        return _attend(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)[..., 1:, :]
+        # as many queries more, so that each sees as many keys more
+        q = F.pad(q, (0, 0, tokens, 0))
+        return _attend(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)[..., tokens:, :]
     allowed = None if bare and n == 1 else context.allowed(n, m, size)
     mask = _with_bias(allowed, m, q, context)
     if mask is not None:
-        mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+        mask = F.pad(mask, (tokens, 0), value=True if mask.dtype == torch.bool else 0.0)
     return _attend_by_group(q, k, v, mask, scale)
 
 

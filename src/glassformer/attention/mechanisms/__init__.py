@@ -18,7 +18,9 @@ from glassformer.attention.mechanisms.local_chunks import LocalChunks
 from glassformer.attention.mechanisms.longformer import Longformer
 from glassformer.attention.mechanisms.lsh import Lsh
 from glassformer.attention.mechanisms.nearest_memory import NearestMemory
+from glassformer.attention.mechanisms.neural_memory import LinearMemory, NeuralMemory
 from glassformer.attention.mechanisms.performer import Performer
+from glassformer.attention.mechanisms.persistent import Persistent
 from glassformer.attention.mechanisms.pola import Pola
 from glassformer.attention.mechanisms.pooling import Pooling
 from glassformer.attention.mechanisms.refined import Refined, RefinedWasserstein
@@ -36,8 +38,8 @@ from glassformer.attention.mechanisms.wasserstein import Wasserstein
 
 __all__ = [
     "AdaptiveSpan", "Additive", "Atrous", "BigBird", "Blockwise", "Concat", "ConcatLinear", "Delta", "Differential",
-    "GatedDelta", "General", "LastKey", "Lightning", "Linear", "Linformer", "LocalChunks", "Longformer", "Lsh",
-    "NearestMemory", "Performer", "Pola", "Pooling", "Refined", "RefinedWasserstein", "Rwkv4", "Rwkv6",
-    "SegmentRecurrence", "Softmax", "Sparse", "StateSpace", "Streaming", "SumNormalised", "Synthesizer", "TokenMixing",
-    "TokenMlp", "Wasserstein", "depth_slopes", "lambda_init_at",
+    "GatedDelta", "General", "LastKey", "Lightning", "Linear", "LinearMemory", "Linformer", "LocalChunks", "Longformer",
+    "Lsh", "NearestMemory", "NeuralMemory", "Performer", "Persistent", "Pola", "Pooling", "Refined",
+    "RefinedWasserstein", "Rwkv4", "Rwkv6", "SegmentRecurrence", "Softmax", "Sparse", "StateSpace", "Streaming",
+    "SumNormalised", "Synthesizer", "TokenMixing", "TokenMlp", "Wasserstein", "depth_slopes", "lambda_init_at",
 ]  # fmt: skip

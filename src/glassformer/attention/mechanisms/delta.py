@@ -142,10 +142,7 @@ class _DeltaRuleMixer(Mixer):
 
     def unit(self, u: Float[Tensor, "*lead d_head"], length: float = 1.0) -> Float[Tensor, "*lead d_head"]:
         """Return queries or keys of length one, or of another, in float32 at least."""
-        u = wide(u)
-        # a norm keeps no square of each number, which a sum of squares does
-        square = u.norm(dim=-1, keepdim=True).square()
-        return u * ((square + self.config.eps).rsqrt() * length)
+        return unit(u, self.config.eps, length)
 
     def beta(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head pos"]:
         """Return which share of what is held for its key each position replaces."""
@@ -214,6 +211,14 @@ def drawn_step_biases(n: int) -> Float[Tensor, " n"]:
     low, high = (math.log(step) for step in STEPS)
     step = (low + (high - low) * torch.rand(n)).exp()
     return step + (-torch.expm1(-step)).log()
+
+
+def unit(u: Float[Tensor, "*lead d_head"], eps: float, length: float = 1.0) -> Float[Tensor, "*lead d_head"]:
+    """Return rows of length one, or of another, in float32 at least; `eps` is added to the square of their own."""
+    u = wide(u)
+    # a norm keeps no square of each number, which a sum of squares does
+    square = u.norm(dim=-1, keepdim=True).square()
+    return u * ((square + eps).rsqrt() * length)
 
 
 def wide(u: Tensor) -> Tensor:
