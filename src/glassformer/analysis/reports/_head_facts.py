@@ -128,7 +128,9 @@ class Aimed(TypedDict, total=False):
 
 def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts], aimed: Aimed) -> tuple[TopHead, ...]:
     """Choose the heads that add most either way, then the best head of each role that any head plays well."""
-    candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
+    # of others z is more than patterns times values: what they take from a token is not all that they write
+    weighed = {head.label for head in roles.heads(run.model) if f"{head.path}.value" in run}
+    candidates = [h for h in facts if h.contribution is not None and h.reading is not None and h.label in weighed]
     by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
     chosen = {h.label: (h, "contribution") for h in by_size[:N_TOP_HEADS]}
     for i, role in enumerate(roles.ROLES[:3]):

@@ -94,7 +94,10 @@ def _donor(model: Any, family: str, place: _Place, clean: Any, measured: Callabl
 
 
 def _donor_of_pattern(mixer: nn.Module, clean: Any, measured: Callable[..., Tensor]) -> _Donor:
-    """Return a donor of patterns: queries and keys of the other run, which mix the values of this one."""
+    """Return a donor of patterns: queries and keys of the other run, which mix the values of this one.
+
+    What a mechanism returns of no values at all is of its own queries, whatever its pattern is: this run's stays.
+    """
     kept: list[Any] = []
     measured(clean, Change(mixer, "in", kept.append, None))
     ((q, k, _, x, *rest),) = kept
@@ -105,6 +108,10 @@ def _donor_of_pattern(mixer: nn.Module, clean: Any, measured: Callable[..., Tens
         def put(z: Tensor) -> Tensor:
             # `forward` runs no hooks, of which this is one
             instead = mixer.forward(q, k, own[-1][2], x, *rest)[0]
+            if mixer.traits.linear_in_value == "affine":
+                nothing = torch.zeros_like(own[-1][2])
+                theirs, ours = (mixer.forward(*given[:2], nothing, *given[3:])[0] for given in (kept[0], own[-1]))
+                instead = instead - theirs + ours
             z = z.clone()
             z[:, head] = instead[:, head]
             return z

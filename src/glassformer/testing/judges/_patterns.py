@@ -37,7 +37,7 @@ def pattern_of(mixed: Mixed) -> Tensor:
     """Return the pattern, `batch row query key`: a key's column is what becomes of a one among its values.
 
     A row is a head or, where heads have several values, one of them: what becomes of a one stands where its value does,
-    less what a convolution makes of it.
+    less what a convolution makes of it, and what becomes of no values at all.
     """
     assert mixed.layer.attention is not None, "patterns are those of attention"
     mixer: Any = mixed.layer.attention.mixer
@@ -53,6 +53,8 @@ def pattern_of(mixed: Mixed) -> Tensor:
             moved = mixer(q, k, one, *rest)[0]
             if mixer.traits.linear_in_value == "convolved":
                 moved = moved - mixer.local(one, rest[1])[0]
+            if mixer.traits.linear_in_value == "affine":
+                moved = moved - mixer(q, k, torch.zeros_like(v), *rest)[0]
             columns.append(moved[..., stream * v.shape[-1] if joined else 0])
         rows.append(torch.stack(columns, -1))
     return torch.stack(rows, 2).flatten(1, 2)
