@@ -118,8 +118,10 @@ def test_a_grid_is_read_whole_and_a_text_backwards_only() -> None:
     DecoderConfig(11, D_MODEL, sana(2, n_heads=3), max_len=12).build()
 
 
-def test_over_a_grid_it_costs_what_torch_counts() -> None:
-    config = EncoderConfig(11, D_MODEL, sana(2, n_heads=3, grid=GRID), max_len=12)
+@pytest.mark.parametrize("pola", [False, True])
+def test_over_a_grid_it_costs_what_torch_counts(pola: bool) -> None:
+    blocks = (published_block(Pola(), n_heads=3, grid=GRID),) if pola else sana(2, n_heads=3, grid=GRID)
+    config = EncoderConfig(11, D_MODEL, blocks, max_len=12)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         config.build()(torch.zeros(1, 12, dtype=torch.int64))
     assert counter.get_total_flops() == account(config, 12).forward
