@@ -21,6 +21,7 @@ from glassformer.attention import (
     Lrpe,
     Merge,
     MixerConfig,
+    Pola,
     PositionsConfig,
     QueryKeyNorm,
     QueryKeyOnly,
@@ -47,6 +48,7 @@ from glassformer.models import (
     HierarchicalSoftmax,
     LayerNorm,
     Learned,
+    MixMlp,
     MixtureOfExperts,
     Mlp,
     ModelConfig,
@@ -281,6 +283,10 @@ RECURRENT: dict[str, ModelConfig] = {
         published_block(Rwkv6(3, chunk=4), n_heads=2, projection=_SHIFTED, mlp=Mlp(8)),
         published_block(Rwkv4(chunk=4), n_heads=6, d_head=1, mlp=ChannelMixing(8)),
         tied=False,
+    ),
+    # values and neurons are mixed with those just before them, beside what attention does
+    "mixed": _decoder(
+        block(Pola(convolution=3), n_heads=2, mlp=MixMlp(6)), block(n_heads=4, positions=Rope(), mlp=MixMlp(6, width=2))
     ),
 }
 
