@@ -1,7 +1,7 @@
 """A depthwise convolution along a text or over a grid: each channel is mixed with itself at places nearby.
 
-    y_t  = sum_{i < width} w_i x_{t-i} + b                        along a text: a position and those before it
-    y_rc = sum_{|i|, |j| <= width // 2} w_ij x_{r+i, c+j} + b     over a grid: a place and those around it
+    y_t  = sum_{i < width} w_i x_{t-i} + b                       along a text: a position and those before it
+    y_rc = sum_{-h <= i, j <= h} w_ij x_{r+i, c+j} + b           over a grid, h = width // 2: a place and those around
 
 A grid is read row by row; tokens in front of it, as a class token is, take no part and are given nothing. What the mask
 hides counts as zero, so does what lies beyond a text's or a grid's edge, and padding is given nothing.

@@ -23,6 +23,7 @@ from glassformer.attention import (
     Merge,
     MixerConfig,
     NeuralMemory,
+    Pola,
     PositionsConfig,
     QueryKeyNorm,
     QueryKeyOnly,
@@ -51,6 +52,7 @@ from glassformer.models import (
     LayerNorm,
     Learned,
     LearnedGrid,
+    MixMlp,
     MixtureOfExperts,
     Mlp,
     ModelConfig,
@@ -318,6 +320,10 @@ RECURRENT: dict[str, ModelConfig] = {
         published_block(LinearMemory(chunk=3), n_heads=2, mlp=Mlp(8)),
         published_block(NeuralMemory(chunk=2, expansion=1), n_heads=2, mlp=Mlp(8)),
         tied=False,
+    ),
+    # values and neurons are mixed with those just before them, beside what attention does
+    "mixed": _decoder(
+        block(Pola(convolution=3), n_heads=2, mlp=MixMlp(6)), block(n_heads=4, positions=Rope(), mlp=MixMlp(6, width=2))
     ),
 }
 

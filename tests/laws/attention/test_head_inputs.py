@@ -30,7 +30,7 @@ from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Add, Apply, At, Scale, Set, Tape
 from one_pass import in_one_pass
 
-every = pytest.mark.parametrize("name", [*ARCHITECTURES, "rwkv"])
+every = pytest.mark.parametrize("name", [*ARCHITECTURES, "rwkv", "mixed"])
 
 
 def _inputs(sites: list[str]) -> list[str]:

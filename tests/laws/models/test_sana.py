@@ -13,14 +13,10 @@ from glassformer.attention import Context, Linear, Mask, Pola, documents
 from glassformer.errors import ConfigError
 from glassformer.models import DecoderConfig, EncoderConfig, MixMlp, Mlp, published_block, sana
 from glassformer.models.accounting import account
-from glassformer.testing import SubLayerLaws, close
+from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, causal_context, randomise, seeds, stream
 
 GRID = 3, 4
-
-
-class TestAlongAText(SubLayerLaws):
-    sub_layer = {"narrow": MixMlp(5, width=2, bias=False), "pointwise": MixMlp(4, width=1)}
 
 
 def both_ways(n: int, ids: Tensor | None = None) -> Context:
@@ -118,8 +114,11 @@ def test_a_grid_is_read_whole_and_a_text_backwards_only() -> None:
     DecoderConfig(11, D_MODEL, sana(2, n_heads=3), max_len=12).build()
 
 
-def test_over_a_grid_it_costs_what_torch_counts() -> None:
-    config = EncoderConfig(11, D_MODEL, sana(2, n_heads=3, grid=GRID), max_len=12)
+@pytest.mark.parametrize("pola", [False, True])
+def test_over_a_grid_it_costs_what_torch_counts_and_survives_json(pola: bool) -> None:
+    blocks = (published_block(Pola(), n_heads=3, grid=GRID),) if pola else sana(2, n_heads=3, grid=GRID)
+    config = EncoderConfig(11, D_MODEL, blocks, max_len=12)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         config.build()(torch.zeros(1, 12, dtype=torch.int64))
     assert counter.get_total_flops() == account(config, 12).forward
+    assert EncoderConfig.from_json(config.to_json()) == config

@@ -38,6 +38,7 @@ from glassformer.models import (
     EncoderDecoderConfig,
     Gru,
     LayerNorm,
+    MixMlp,
     Mlp,
     NoNorm,
     RmsNorm,
@@ -67,6 +68,7 @@ CONFIGS: dict[str, SubLayerConfig] = {
     "convolution dilated": Convolution(2, dilation=3, d_hidden=5, activation="tanh"),
     "convolution wide": Convolution(4, bias=False),
     "convolution pointwise": Convolution(1),
+    "mix_mlp narrow": MixMlp(5, width=2, bias=False),
 }
 every = pytest.mark.parametrize("name", CONFIGS)
 WIRINGS = ("pre", "post", "sandwich", "parallel")

@@ -26,7 +26,7 @@ from glassformer.weights.fold import fold
 EXACT, NEARLY = 1e-12, 1e-6
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *ENCODERS, "rwkv"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *ENCODERS, "rwkv", "mixed"])
 def test_a_folded_model_gives_the_log_probabilities_and_logits_up_to_one_constant(name: str) -> None:
     one = subject(name)
     try:

@@ -16,7 +16,7 @@ from glassformer.trace import Scale, Set, Tape
 from one_pass import in_one_pass
 
 # with one whose mechanism and shifted reading go by what the model reads, whatever is folded
-EVERY = [*sorted(ARCHITECTURES), "rwkv"]
+EVERY = [*sorted(ARCHITECTURES), "rwkv", "mixed"]
 FORMS = [(False, False), (True, False), (False, True), (True, True)]
 
 
