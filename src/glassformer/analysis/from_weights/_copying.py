@@ -140,7 +140,7 @@ def copying(
     size = _each(values, lambda x: x.abs().sum(-1))
     # what rounding leaves of zero eigenvalues has no sign
     large = [x.abs() > 1e-6 * x.abs().amax(-1, keepdim=True) for x in values]
-    positive = torch.cat([((x.real > 0) & keep).sum(-1) / keep.sum(-1) for x, keep in zip(values, large)])
+    positive = torch.cat([((x.real > 0) & keep).sum(-1).double() / keep.sum(-1) for x, keep in zip(values, large)])
     coords = {"head": labels}
     return Copying(
         ratio=Labelled((total / size).where(real, torch.nan), ("head",), coords),
