@@ -69,13 +69,16 @@ def test_images_are_put_together_again_of_their_patches() -> None:
 
 
 def test_patches_are_a_convolution_as_wide_as_its_step() -> None:
-    found = model(BARE)
-    kernel = found.embed.patches.map.weight.view(8, 2, 2, 2)
-    tape = Tape(found, ["embed.token"])
-    pixels = images().requires_grad_()
+    found, pixels = model(BARE), images().requires_grad_()
+    maps = found.embed.patches.map
+    tape = Tape(found, ["embed.token"], grad=True)
     found(pixels, tape=tape)
-    expected = F.conv2d(pixels, kernel, found.embed.patches.map.bias, stride=2).flatten(2).mT
-    close(tape.values["embed.token"], expected)
+    ours = tape.values["embed.token"]
+    theirs = F.conv2d(pixels, maps.weight.view(8, 2, 2, 2), maps.bias, stride=2).flatten(2).mT
+    close(ours, theirs)
+    wanted = (pixels, maps.weight, maps.bias)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), wanted) for x in (ours, theirs)), strict=True):
+        close(a, b)
 
 
 @both
@@ -308,8 +311,8 @@ def test_a_mechanism_with_parameters_of_places_has_one_for_every_patch() -> None
 def test_every_analysis_answers_of_images_or_refuses_in_a_sentence(name: str) -> None:
     found = outcomes(subject(name))
     refused = {analysis: one.reason for analysis, one in found.items() if one.status == "refused"}
-    # three in four answer, and those that have a judge as it does
-    assert len(refused) < len(found) / 3 and sum(one.compared for one in found.values()) >= 10
+    # more than half answer, and those that have a judge as it does
+    assert len(refused) < len(found) / 2 and sum(one.compared for one in found.values()) >= 10
     answering = {"patch", "sweep", "direct_logit_attribution", "rollout", "ablate", "logit_lens", "explain", "acdc"}
     assert answering.isdisjoint(refused)
     assert all(reason.endswith(".") for reason in refused.values())
