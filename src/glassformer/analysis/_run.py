@@ -530,8 +530,9 @@ def run(
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
             spec names (`foreign`).
         inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`, or a list of several texts or of
-            rows of ids, lists or tensors, which are padded on the right; for other modules a tensor, a tuple of
-            arguments or a mapping of keyword arguments.
+            rows of ids, lists or tensors, which are padded on the right; images, `batch channel row column` or one of
+            them, of a model that reads these; for other modules a tensor, a tuple of arguments or a mapping of keyword
+            arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, short names (`pattern`, of all layers that have it), heads (`L1H6.pattern`), `Read` for
             a part or a reduced value, and analyses of one pass, which stand for what they read; see `Tape` for several

@@ -341,7 +341,8 @@ class Model(nn.Module):
 
         Args:
             given: A text, token ids (a list, or a tensor of one or two axes), several texts or rows of ids of any
-                lengths, which are padded on the right, or a `Batch`; of a model that reads pairs, the target.
+                lengths, which are padded on the right, or a `Batch`; of a model that reads pairs, the target; of one
+                that reads images these, `batch channel row column`, or one of them.
             source: What the encoder of a model that reads pairs reads, likewise.
             specials: Put special tokens around a text always (True) or never (False), or take those whose names the
                 text holds and no others ("in-text"); by default as the tokenizer was made or published.

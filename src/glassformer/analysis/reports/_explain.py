@@ -98,7 +98,7 @@ def explain(
 
     Args:
         model: A decoder, an encoder or an encoder-decoder.
-        text: A text or token ids; what the encoder reads, if there is one.
+        text: A text or token ids, or an image; what the encoder reads, if there is one.
         target: The decoder's text, for an encoder-decoder; generated greedily by default.
         answer: Token (text or id) to explain; the likeliest by default.
         against: Token to compare it with: contributions are then those to the difference of the two logits.

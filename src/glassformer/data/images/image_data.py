@@ -35,8 +35,8 @@ class ImageConfig(DataConfig):
         rows, columns = self.image()
         require(
             not fits(rows, Count) or self.batch_size * rows * columns <= MOST_TOKENS,
-            f"{self.kind}: a batch of batch_size={self.batch_size:,} images of {rows:,} x {columns:,} pixels has more than "
-            f"{MOST_TOKENS:,}, the most there may be.",
+            f"{self.kind}: a batch of batch_size={self.batch_size:,} images of {rows:,} x {columns:,} pixels has more "
+            f"than {MOST_TOKENS:,}, the most there may be.",
         )
 
     def classes(self) -> tuple[str, ...]:

@@ -125,10 +125,9 @@ class Shapes(ImageConfig, kind="shapes"):
             return (self._shape(KINDS[int(numbers[0] * len(KINDS))], int(numbers[1] * 4), numbers[2:5]),)
         if self.task == "marked":
             mark = Shape("mark", int(numbers[0] * 4), MARK, 0, 0)
-            kinds = [_kinds([number], [])[0] for number in numbers[1:5]]
-            return mark, *(
-                self._shape(kind, i, numbers[5 + 3 * i : 8 + 3 * i], MARK - 1) for i, kind in enumerate(kinds)
-            )
+            kinds = [KINDS[int(number * len(KINDS))] for number in numbers[1:5]]
+            own = [numbers[5 + 3 * i : 8 + 3 * i] for i in range(4)]
+            return mark, *(self._shape(kind, i, own[i], MARK - 1) for i, kind in enumerate(kinds))
         return self._same(numbers) if self.task == "same" else self._count(numbers)
 
     def _same(self, numbers: list[float]) -> tuple[Shape, ...]:
