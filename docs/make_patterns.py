@@ -22,7 +22,7 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.attention import MixerConfig, Rope
 from glassformer.data import TextConfig
-from glassformer.errors import NoPattern
+from glassformer.errors import NoPattern, UnknownSite
 from glassformer.figures.drawing import Panel, draw
 from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Encoder, EncoderConfig, Mlp, published_block
@@ -63,7 +63,7 @@ def shown(config: type[MixerConfig], data: Any, tokenizer: Any) -> dict[str, Any
     facts["parameters"] = sum(p.numel() for p in model.parameters())
     try:
         run = gf.run(model, SENTENCE, read="pattern")
-    except NoPattern:
+    except (NoPattern, UnknownSite):
         return facts
     patterns = [run["pattern", layer].values[0] for layer in range(LAYERS)]
     layer, head, share = chosen(patterns)
