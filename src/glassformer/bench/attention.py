@@ -183,6 +183,16 @@ class _Setting:
     def wait(self) -> Callable[[], object] | None:
         return partial(torch.accelerator.synchronize, self.device) if is_accelerator(self.device) else None
 
+    def outgrown(self, config: MixerConfig, dims: Dims) -> bool:
+        """Whether a mechanism's parameters take more than a quarter of the memory that is free."""
+        free = free_memory(self.device)
+        if free is None:
+            return False
+        with torch.device("meta"):
+            made = config.build(dims, "")
+        numbers = sum(one.numel() for one in (*made.parameters(), *made.buffers()))
+        return numbers * self.dtype.itemsize > free / 4
+
     def measured_by(self) -> dict[str, str]:
         """Return how time and memory are measured, in words."""
         by_cpu = sentence("CPU time of all threads of the process: what it takes of a machine that others use too")
@@ -226,8 +236,12 @@ class _Mechanism:
 
     def __init__(self, config: MixerConfig, setting: _Setting, max_len: int) -> None:
         self.name, self.setting = config.described, setting
-        width = setting.n_heads * setting.d_head
-        self.dims: Dims = Attention(setting.n_heads, mixer=config).dims(width, max_len + STEPS + 1)
+        width, layer = setting.n_heads * setting.d_head, Attention(setting.n_heads, mixer=config)
+        # matrices of places may be larger than memory
+        while max_len > 1 and setting.outgrown(config, layer.dims(width, max_len + STEPS + 1)):
+            max_len //= 2
+        self.longest = max_len
+        self.dims: Dims = layer.dims(width, max_len + STEPS + 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setting.seed)
             self.mixer: Mixer = config.build(self.dims, "attn").to(setting.device, setting.dtype).eval()
@@ -254,6 +268,8 @@ class _Mechanism:
 
     def _too_much(self, call: str, length: int) -> str:
         """Return why a length is not tried, foretold from the last one as if all grew with its square; or nothing."""
+        if length > self.longest:
+            return sentence("its parameters for so many positions would take more than a quarter of the free memory")
         # the state of a decode step is made by a forward pass
         before, spent, held = self.taken.get(FORWARD if call == STEP else call, (length, 0.0, 0.0))
         factor, given = (length / before) ** 2, self.setting.seconds

@@ -167,8 +167,8 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     single coordinates of the stream stop meaning anything.
 
     Raises:
-        ConfigError: The model has a norm, positions that are no parameters, or queries or keys without a matrix, which
-            all know the coordinates; or token vectors of another width than the stream.
+        ConfigError: The model has a norm, positions that are no parameters, or queries, keys, values or outputs without
+            a matrix, which all know the coordinates; or token vectors of another width than the stream.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (no privileged basis).
     """
@@ -184,11 +184,11 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
         all(norm is None or isinstance(norm, NoNorm) for norm in norms)
         and config.d_embed is None
         and "query_key_only" not in added
-        and not any(part.projection.reads_coordinates for part in attention)
+        and not any(part.projection.reads_coordinates or not part.merge.output for part in attention)
         and (table is None or table.weight is not None),
-        "rotated: norms, sinusoidal and query-key-only positions, and queries or keys that are the stream itself go by "
-        "the coordinates of the stream, which a rotation mixes, and vectors narrower than the stream are none of it; "
-        "it takes models without them.",
+        "rotated: norms, sinusoidal and query-key-only positions, and queries, keys or values that are the stream "
+        "itself go by the coordinates of the stream, which a rotation mixes, and vectors narrower than the stream are "
+        "none of it; it takes models without them.",
     )
     turned = model.config.build().to(model.embed.weight.dtype).eval()
     turned.load_state_dict(model.state_dict())

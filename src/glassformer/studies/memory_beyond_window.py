@@ -5,6 +5,8 @@ recurrence reaches grows by a memory with every layer; what neighbours reach is 
 facts that stand anywhere, and asked about those that stand at one distance.
 """
 
+from typing import Any
+
 import torch
 
 import glassformer as gf
@@ -58,10 +60,8 @@ def asked(distance: int) -> Needle:
 
 
 def layer(memory: str) -> BlockConfig:
-    return published_block(MIXERS[memory], n_heads=4, mlp=Mlp(2 * WIDTH), **({} if memory == SEGMENTS else ROTATED))
-
-
-ROTATED = {"positions": Rope()}
+    slots: dict[str, Any] = {} if memory == SEGMENTS else {"positions": Rope()}
+    return published_block(MIXERS[memory], n_heads=4, mlp=Mlp(2 * WIDTH), **slots)
 
 
 def recipe(memory: str, steps: int) -> TrainConfig:

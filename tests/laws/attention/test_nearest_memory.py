@@ -1,5 +1,6 @@
 """Nearest-neighbour memory: what it equals in its limits, what is found, and where no gradient goes."""
 
+import io
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from glassformer.attention import Attention, NearestMemory, Softmax
 from glassformer.attention.kernels.nearest import GROUP, largest
 from glassformer.checkpoints import load, save
 from glassformer.models import DecoderConfig, Mlp, block
-from glassformer.models.stack import make_context, tensors
+from glassformer.models.stack import make_context, mapped, tensors
 from glassformer.testing import close
 from glassformer.testing.layers import Layer, causal_context, randomise, seeds, stream
 from one_pass import in_one_pass
@@ -148,6 +149,18 @@ def test_a_model_with_memory_generates_and_is_saved_and_restored(tmp_path: Any):
         assert made[t] == int(model(torch.tensor([made[:t]]))[0, -1].argmax())
     save(model, tmp_path / "model")
     close(load(tmp_path / "model")(ids), model(ids))
+
+
+def test_a_memory_that_was_written_to_disk_goes_on_as_the_one_that_was_not():
+    ours, x = layer(NearestMemory(window=2, memory=6, nearest=2)), stream(1, 12)
+    _, state = ours.module(x[:, :9], causal_context(x[:, :9]), state=ours.module.begin(1, x))
+    held = io.BytesIO()
+    torch.save(tensors(state), held)
+    held.seek(0)
+    read = iter(torch.load(held, weights_only=True))
+    context = make_context(1, 3, x.device, is_causal=True, past=9)
+    out, _ = ours.module(x[:, 9:], context, state=mapped(state, lambda _: next(read)))
+    close(out, ours(x)[:, 9:])
 
 
 @given(seeds, st.integers(1, 6), st.integers(0, 3))

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.attention import Attention, RelativeSinusoids, SegmentRecurrence, Softmax, sinusoids
+from glassformer.attention import Attention, RelativeSinusoids, SegmentRecurrence, Softmax, Streaming, sinusoids
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, Mlp, NoNorm, block
 from glassformer.models.stack import make_context
@@ -175,6 +175,13 @@ def test_one_pair_of_preferences_serves_all_layers_and_each_has_its_own_distance
     names = [name for name, _ in model.named_parameters() if ".positions." in name]
     assert sum(name.endswith("preferred") for name in names) == 1
     assert sum(name.endswith("distance.weight") for name in names) == 3
+
+
+def test_queries_that_a_mechanism_widens_meet_distances_in_half_precision():
+    ours, x = layer(Streaming(first=2, window=3), RelativeSinusoids()), stream(1, 9)
+    expected = ours(x)
+    # eight bits, through projections, scores and output
+    close(ours.module.bfloat16()(x.bfloat16(), causal_context(x))[0].double(), expected, 0.2)
 
 
 def test_texts_read_both_ways_are_refused():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.attention import Attention, Merge, Softmax, Tied
 from glassformer.errors import ConfigError
+from glassformer.handmade import rotated
 from glassformer.models import BlockConfig, DecoderConfig, EncoderConfig, Mlp, NoNorm, block, macaron, metaformer
 from glassformer.models.accounting import count_parameters
 from glassformer.models.frames import TOKEN_MIXERS
@@ -150,6 +151,16 @@ def test_bare_attention_is_attention_whose_matrices_are_the_identity():
         usual.projection.qkv.weight.copy_(torch.eye(12).repeat(3, 1))
         usual.merge.output.weight.copy_(torch.eye(12))
     close(layer(x, causal_context(x))[0], usual(x, causal_context(x))[0])
+
+
+def test_a_stream_that_is_mixed_as_it_stands_has_coordinates_that_no_rotation_leaves_alone():
+    model = config(metaformer("pooling", norm=NoNorm())).replace(final_norm=NoNorm()).build()
+    with pytest.raises(ConfigError, match="queries, keys or values that are the stream"):
+        rotated(model)
+    # values of a matrix, and written without one
+    bare = block(n_heads=2, norm=NoNorm(), merge=Merge(output=False))
+    with pytest.raises(ConfigError, match="go by the coordinates of the stream"):
+        rotated(config(bare).replace(final_norm=NoNorm()).build())
 
 
 def test_only_identity_and_attention_do_not_mind_the_order_of_tokens():

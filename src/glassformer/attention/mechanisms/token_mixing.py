@@ -9,7 +9,8 @@ a document longer than max_len is refused. Queries and keys are not read: `Tied(
 
 Pattern: of `token_mixing` exact, signed, the same for every text; of `token_mlp` none, for gelu bends what it reads.
 State: values of earlier positions.
-Cost: O(pos^2) time and memory, `hidden` times for an MLP; max_len^2 parameters per matrix and head.
+Cost: O(pos^2) time and memory, `hidden` times for an MLP, whose steps make all hidden units anew and take as long as a
+pass; max_len^2 parameters per matrix and head.
 Source: Tolstikhin et al. 2021, "MLP-Mixer" (2105.01601), section 2, for the MLP; Touvron et al. 2021, "ResMLP"
 (2105.03404), for one linear map. Differs from the former in that hidden units lie at places, so that they can be
 causal: `hidden` at each, where the paper has a number of them in all; and in no bias behind the second matrix, which

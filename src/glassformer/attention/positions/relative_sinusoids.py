@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention.context import Context
-from glassformer.attention.linear_map import LinearMap
+from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.positions.positions import Positions, PositionsConfig
 from glassformer.attention.positions.query_key_only import sinusoids
 from glassformer.attention.shared import Shared
@@ -96,7 +96,9 @@ class RelativeSinusoidsPositions(Shared, Positions):
         key = (self.d_model, n, like.dtype, "distances")
         if key not in context.memo:
             context.memo[key] = sinusoids(torch.arange(n, device=like.device), self.d_model, "halves").to(like.dtype)
-        return self.distance(context.memo[key]).unflatten(-1, self.sizes).transpose(0, 1)
+        # in the type of queries, which mechanisms may have widened
+        made = linear(context.memo[key], self.distance.weight.to(like.dtype))
+        return made.unflatten(-1, self.sizes).transpose(0, 1)
 
     def _last(self, context: Context) -> int:
         """Return the largest distance that is told from those beyond."""

@@ -82,7 +82,7 @@ class ProjectionConfig(Config, family=True):
 
     @property
     def reads_coordinates(self) -> bool:
-        """Whether queries or keys are coordinates of the stream as they stand, which a rotation of it would mix."""
+        """Whether queries, keys or values are coordinates of the stream as they stand, which a rotation would mix."""
         return False
 
     def build(self, dims: Dims, traits: Traits, cross: bool) -> "Projection":
