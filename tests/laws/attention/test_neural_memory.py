@@ -378,6 +378,14 @@ def test_gates_that_all_but_forget_leave_gradients_that_are_numbers() -> None:
         assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
+@in_one_pass
+@pytest.mark.parametrize("mixer", [LinearMemory(chunk=4), NeuralMemory(chunk=4, depth=3)], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 8, 9])
+def test_operations_are_those_that_torch_counts(mixer: Any, n: int) -> None:
+    dims = Attention(2, d_value=3, mixer=mixer).dims(D_MODEL, 32)
+    assert mixer.flops(n, n, dims) == MixerConfig.flops(mixer, n, n, dims)
+
+
 def test_operations_grow_with_length_and_a_step_has_those_of_its_products() -> None:
     assert neural_memory_flops(64_000, (64, 128, 64), 32) == 1000 * neural_memory_flops(64, (64, 128, 64), 32)
     # a matrix gives for the key, is written into twice, and gives for the query with the momentum beside it
