@@ -42,13 +42,16 @@ def pattern_of(mixed: Mixed) -> Tensor:
     mixer, (q, k, v, *rest) = mixed.layer.attention.mixer, mixed.given
     streams = 1 if v.ndim == 4 else v.shape[1]
     joined = streams > 1 and mixer.traits.value_merge == "concat"
+    # of which values know nothing
+    offset = mixer(q, k, torch.zeros_like(v), *rest)[0] if mixer.traits.linear_in_value == "affine" else 0.0
     rows: list[Tensor] = []
     for stream in range(streams):
         columns: list[Tensor] = []
         for key in range(v.shape[-2]):
             one = torch.zeros_like(v)
             (one if v.ndim == 4 else one[:, stream])[..., key, 0] = 1
-            columns.append(mixer(q, k, one, *rest)[0][..., stream * v.shape[-1] if joined else 0])
+            z = mixer(q, k, one, *rest)[0] - offset
+            columns.append(z[..., stream * v.shape[-1] if joined else 0])
         rows.append(torch.stack(columns, -1))
     return torch.stack(rows, 2).flatten(1, 2)
 
