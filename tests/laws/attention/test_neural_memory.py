@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import glassformer as gf
 from glassformer.attention import (
     Attention,
     Context,
@@ -32,7 +33,8 @@ from glassformer.attention.kernels.neural_memory import (
     neural_memory,
     neural_memory_flops,
 )
-from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
+from glassformer.models import DecoderConfig, block
 from glassformer.models.schedules import published_block
 from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
@@ -410,3 +412,10 @@ def test_published_layers_have_convolutions_with_silu_and_a_norm_behind_a_gate()
 def test_one_matrix_is_asked_for_by_its_own_name() -> None:
     with pytest.raises(ConfigError, match='"linear_memory"'):
         NeuralMemory(depth=1)
+
+
+def test_analyses_that_need_a_pattern_say_that_there_is_none() -> None:
+    layers = (block(NeuralMemory(chunk=3), n_heads=2),)
+    run = gf.run(DecoderConfig(11, 8, layers, max_len=16).build(0).eval(), torch.arange(6)[None], read="*")
+    with pytest.raises(NoPattern, match=r'neural_memory.*linear_in_value="no"'):
+        gf.analysis.token_flow.alti(run)
