@@ -111,8 +111,8 @@ def test_declared_sites_are_visited_in_order_with_the_declared_sizes(part: SubLa
 
 
 def own_sites(model: Decoder, part: SubLayerConfig) -> list[str]:
-    """Return the sites of the sub-layer in the first block."""
-    return list(model.sites(f"blocks.0.{part.role}.*"))
+    """Return the sites of the sub-layer in the first block, but for those that only measure."""
+    return [at for at, found in model.sites(f"blocks.0.{part.role}.*").items() if not found.read_only]
 
 
 def stretched(value: Tensor) -> Tensor:

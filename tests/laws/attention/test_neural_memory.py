@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import glassformer as gf
 from glassformer.attention import (
     Attention,
     Context,
@@ -32,7 +33,8 @@ from glassformer.attention.kernels.neural_memory import (
     neural_memory,
     neural_memory_flops,
 )
-from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
+from glassformer.models import DecoderConfig, block
 from glassformer.models.schedules import published_block
 from glassformer.models.stack import make_context, tensors
 from glassformer.testing import close
@@ -378,6 +380,14 @@ def test_gates_that_all_but_forget_leave_gradients_that_are_numbers() -> None:
         assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
+@in_one_pass
+@pytest.mark.parametrize("mixer", [LinearMemory(chunk=4), NeuralMemory(chunk=4, depth=3)], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 8, 9])
+def test_operations_are_those_that_torch_counts(mixer: Any, n: int) -> None:
+    dims = Attention(2, d_value=3, mixer=mixer).dims(D_MODEL, 32)
+    assert mixer.flops(n, n, dims) == MixerConfig.flops(mixer, n, n, dims)
+
+
 def test_operations_grow_with_length_and_a_step_has_those_of_its_products() -> None:
     assert neural_memory_flops(64_000, (64, 128, 64), 32) == 1000 * neural_memory_flops(64, (64, 128, 64), 32)
     # a matrix gives for the key, is written into twice, and gives for the query with the momentum beside it
@@ -402,3 +412,10 @@ def test_published_layers_have_convolutions_with_silu_and_a_norm_behind_a_gate()
 def test_one_matrix_is_asked_for_by_its_own_name() -> None:
     with pytest.raises(ConfigError, match='"linear_memory"'):
         NeuralMemory(depth=1)
+
+
+def test_analyses_that_need_a_pattern_say_that_there_is_none() -> None:
+    layers = (block(NeuralMemory(chunk=3), n_heads=2),)
+    run = gf.run(DecoderConfig(11, 8, layers, max_len=16).build(0).eval(), torch.arange(6)[None], read="*")
+    with pytest.raises(NoPattern, match=r'neural_memory.*linear_in_value="no"'):
+        gf.analysis.token_flow.alti(run)

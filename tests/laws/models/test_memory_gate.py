@@ -64,17 +64,17 @@ def test_no_logit_has_a_gradient_of_any_later_token(used: str) -> None:
 @in_one_pass
 @pytest.mark.parametrize("used", USES)
 def test_beyond_the_window_only_the_memory_reaches(used: str) -> None:
-    """Two blocks of a window of three reach four back; what the memory learnt is read however far it lies."""
+    """Windows of three and convolutions of four reach ten back; what a memory learnt is read however far it lies."""
     found = model(used)
     ids = torch.arange(12)[None] % 11
     other = ids.clone()
     other[0, 0] = 5
-    assert (found(ids)[0, -1] - found(other)[0, -1]).abs().max() > 1e-6
+    assert (found(ids)[0, -1] - found(other)[0, -1]).abs().max() > 1e-8
     if used != "alone":
         for part in found.modules():
             if hasattr(part, "gate_bias"):
-                # no step is taken
-                part.gate_bias.data[0] = -1e4
+                # no step is taken, and nothing forgotten
+                part.gate_bias.data[[0, 2]] = -1e4
         assert torch.equal(found(ids)[0, -1], found(other)[0, -1])
 
 

@@ -74,7 +74,9 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
     there = torch.ones_like(positions, dtype=torch.bool) if real is None else real.expand(batch, -1)
     opens, starts = (positions % size == 0) & there, (positions == 0) & there
     if n == 1:
-        return Grid(1, 1, 0, None, real, [opens[:, 0]], [starts[:, 0]])
+        return Grid(
+            n_chunks=1, length=1, skipped=0, slots=None, filled=real, fresh=[opens[:, 0]], begins=[starts[:, 0]]
+        )
     # the chunk that was open is the first, unless a new one begins with a row's first position
     place = torch.arange(n, device=positions.device).expand_as(positions)
     leading = there & (there.cumsum(-1) == 1)
@@ -87,7 +89,9 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
     filled, first = (empty.scatter(-1, slots, there & flags)[:, :-1] for flags in (there, starts))
     used, begins = (x.unflatten(-1, (n_chunks, length)).any(-1) for x in (filled, first))
     fresh = [used[:, 0] & anew, *used.unbind(-1)[1:]]
-    return Grid(n_chunks, length, 0, slots, filled, fresh, begins.unbind(-1))
+    return Grid(
+        n_chunks=n_chunks, length=length, skipped=0, slots=slots, filled=filled, fresh=fresh, begins=begins.unbind(-1)
+    )
 
 
 def text_positions(context: Context, n: int) -> Int[Tensor, "b pos"]:
@@ -104,14 +108,15 @@ def _in_order(first: int, n: int, size: int, real: Tensor | None, device: torch.
     """Return the grid where all rows begin with the same position, and count on from it."""
     behind = first % size
     if behind + n <= size:
-        return Grid(1, n, 0, None, real, [behind == 0], None)
+        return Grid(n_chunks=1, length=n, skipped=0, slots=None, filled=real, fresh=[behind == 0], begins=None)
     n_chunks = -(-(behind + n) // size)
     fresh = [behind == 0, *[True] * (n_chunks - 1)]
     empty = n_chunks * size - n
-    if empty == 0 and real is None:
-        return Grid(n_chunks, size, 0, None, None, fresh, None)
-    there = torch.ones(1, n, dtype=torch.bool, device=device) if real is None else real
-    return Grid(n_chunks, size, behind, None, F.pad(there, (behind, empty - behind)), fresh, None)
+    filled = None
+    if empty > 0 or real is not None:
+        there = torch.ones(1, n, dtype=torch.bool, device=device) if real is None else real
+        filled = F.pad(there, (behind, empty - behind))
+    return Grid(n_chunks=n_chunks, length=size, skipped=behind, slots=None, filled=filled, fresh=fresh, begins=None)
 
 
 def _extent(chunk: Tensor, row: Tensor, there: Tensor, context: Context, size: int) -> tuple[int, int]:

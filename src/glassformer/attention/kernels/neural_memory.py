@@ -297,13 +297,14 @@ def neural_memory_flops(n: int, widths: Sequence[int], size: int) -> int:
         widths: Of what the first matrix reads, of what each gives.
         size: Positions of a chunk.
     """
-    whole, short = n - n % size, n % size
-    pairs, triples = whole * size + short**2, whole * size**2 + short**3
+    # the last chunk of several is filled up
+    rows = n if n <= size else -(-n // size) * size
+    pairs, triples = rows * min(n, size), rows * min(n, size) ** 2
     # what is left of writes; then each matrix, forwards, in two writes and two reads; errors go back through all but
     # the first
     products = list(pairwise(widths))
     weights = sum(5 * a * b for a, b in products) + sum(a * b for a, b in products[1:])
-    return 2 * n * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples)
+    return 2 * rows * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples)
 
 
 def _activated(x: Tensor, how: Activation) -> tuple[Tensor, Tensor]:

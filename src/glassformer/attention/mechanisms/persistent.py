@@ -52,16 +52,11 @@ class Persistent(MixerConfig, kind="persistent"):
     def reach(self) -> int | None:
         return None if self.window is None else self.window - 1
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
-        """A closed form, of all pairs handed to kernels: those in a window are fewer."""
-        met = self.keys_met(n_queries, n_keys)
-        seen = met if self.window is None else min(met, 2 * self.window)
-        return 2 * dims.n_heads * n_queries * (seen + self.tokens) * (dims.d_head + dims.d_value)
-
 
 class PersistentMixer(Mixer, config=Persistent):
     SITES = MappingProxyType({"persistent": "batch head query"})
     LAZY = ("persistent",)
+    READ_ONLY = MappingProxyType({"persistent": "it is what rows lack to one; edit scores or pattern instead."})
     config: Persistent
     mixes_biased = mixes_continued = mixes_compiled = True
 

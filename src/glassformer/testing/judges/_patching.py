@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,10 +108,12 @@ def _donor_of_pattern(mixer: nn.Module, clean: Any, measured: Callable[..., Tens
         def put(z: Tensor) -> Tensor:
             # `forward` runs no hooks, of which this is one
             instead = mixer.forward(q, k, own[-1][2], x, *rest)[0]
-            if mixer.traits.linear_in_value == "affine":
-                nothing = torch.zeros_like(own[-1][2])
-                theirs, ours = (mixer.forward(*given[:2], nothing, *given[3:])[0] for given in (kept[0], own[-1]))
-                instead = instead - theirs + ours
+            if cast(Any, mixer).traits.linear_in_value == "affine":
+                # what no pattern multiplies stays as it was
+                own_q, own_k, v, *more = own[-1]
+                nothing = torch.zeros_like(v)
+                instead = instead - mixer.forward(q, k, nothing, x, *rest)[0]
+                instead = instead + mixer.forward(own_q, own_k, nothing, *more)[0]
             z = z.clone()
             z[:, head] = instead[:, head]
             return z

@@ -44,18 +44,18 @@ def pattern_of(mixed: Mixed) -> Tensor:
     q, k, v, *rest = mixed.given
     streams = 1 if v.ndim == 4 else v.shape[1]
     joined = streams > 1 and mixer.traits.value_merge == "concat"
+    # of which values know nothing
+    offset = mixer(q, k, torch.zeros_like(v), *rest)[0] if mixer.traits.linear_in_value == "affine" else 0.0
     rows: list[Tensor] = []
     for stream in range(streams):
         columns: list[Tensor] = []
         for key in range(v.shape[-2]):
             one = torch.zeros_like(v)
             (one if v.ndim == 4 else one[:, stream])[..., key, 0] = 1
-            moved = mixer(q, k, one, *rest)[0]
+            z = mixer(q, k, one, *rest)[0] - offset
             if mixer.traits.linear_in_value == "convolved":
-                moved = moved - mixer.local(one, rest[1])[0]
-            if mixer.traits.linear_in_value == "affine":
-                moved = moved - mixer(q, k, torch.zeros_like(v), *rest)[0]
-            columns.append(moved[..., stream * v.shape[-1] if joined else 0])
+                z = z - mixer.local(one, rest[1])[0]
+            columns.append(z[..., stream * v.shape[-1] if joined else 0])
         rows.append(torch.stack(columns, -1))
     return torch.stack(rows, 2).flatten(1, 2)
 
