@@ -247,14 +247,17 @@ def less(mechanism: str, than: str, measure: str) -> Quantity:
 
 LEARNS = Condition("Softmax completes repeats", share(SOFTMAX), below(0.1))
 RECALLS = Condition("Softmax recalls pairs", share(SOFTMAX, "recall"), above(0.9))
+# that a task can be learned shows who learns it in every seed
+LEARNED = Condition("Linear attention with smeared keys completes repeats", share(SMEARED), below(0.1))
+RECALLED = Condition("Linear attention with smeared keys recalls pairs", share(SMEARED, "recall"), above(0.9))
 FINDS = Condition("Linear attention with smeared keys finds needles", share(SMEARED, "needle"), above(0.9))
 
 
 def learns(mechanism: str, name: str, words: str) -> tuple[Claim, ...]:
     """Return the claims that a mechanism does each of the tasks."""
     tasks = (
-        ("learns", "completes repeats", "share_of_chance", below(0.1), LEARNS),
-        ("recalls", "recalls pairs", "recall", above(0.9), RECALLS),
+        ("learns", "completes repeats", "share_of_chance", below(0.1), LEARNED),
+        ("recalls", "recalls pairs", "recall", above(0.9), RECALLED),
         ("finds", "finds needles", "needle", above(0.9), FINDS),
     )
     return tuple(
@@ -362,8 +365,8 @@ STUDY = Study(
         "that fails might learn at another, or later.",
         "The papers on recall ask for pairs among many; here for all of 8, under a state of 1,024 numbers a layer.",
         "Differential attention has two heads with two maps each, everything else four heads of width 16.",
-        "Linear attention with smeared keys, not softmax, shows that needles can be found: softmax had missed them in "
-        "the first three runs.",
+        "Linear attention with smeared keys, not softmax, shows that a task can be learned: softmax had missed needles "
+        "in all of seven seeds and repeats in one, when that was decided.",
     ),
     mechanisms=("softmax", "linear", "lightning", "differential", "gated_delta", "state_space", "rwkv6"),
     references={"mechanism": (SOFTMAX, SMEARED)},
