@@ -128,7 +128,7 @@ def test_rescaling_values_against_the_output_matrix_changes_nothing() -> None:
     bare = attention(x)
     with torch.no_grad():
         attention.module.projection.qkv.weight[32:] *= 3
-        attention.module.merge.output.weight /= 3
+        attention.module.merge.output.weight.div_(3)
     close(attention(x), bare)
 
 
