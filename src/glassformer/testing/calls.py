@@ -137,7 +137,7 @@ class _Fits:
 
     def prefix(self, length: int) -> Tensor | Batch:
         """The first row cut short; with its source, if there is one."""
-        if self.model.patches is not None:
+        if self.subject.patches is not None:
             return self.ids[:1]
         ids = self.subject.inputs[-1][:1, :length]
         return ids if self.target is None else Batch(ids, ids, ids > -1, source=self.ids[:1])
@@ -226,7 +226,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     **dict.fromkeys(_OF_WEIGHTS, lambda fits: {"model": fits.weights}),
     "input_gradients": lambda fits: {"steps": 2},
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
-    "find_pattern": lambda fits: {"text": fits.ids[:1] if fits.model.patches else fits.ids[:1, : fits.subject.length]},
+    "find_pattern": lambda fits: {"text": fits.ids[:1] if fits.subject.patches else fits.ids[:1, : fits.subject.length]},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},

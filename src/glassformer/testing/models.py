@@ -357,14 +357,19 @@ class Subject:
     inputs: tuple[Tensor, ...]
 
     @property
+    def patches(self) -> Patches | None:
+        """How the model cuts images; None of one that reads tokens, and of a module with a spec."""
+        return getattr(self.model, "patches", None)
+
+    @property
     def length(self) -> int:
         """How many positions the stack that ends in the logits reads."""
-        return self.model.output_embed.size(self.inputs[-1])[1]
+        return self.inputs[-1].shape[1] if self.patches is None else self.patches.n_tokens
 
     def others(self, generator: torch.Generator, shapes: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, ...]:
         """Draw other inputs that the model can read, of the same shapes unless others are given; images always are."""
-        if self.model.patches is not None:
-            return (_images(self.model.patches, len(self.inputs[0]), generator, self.inputs[0].dtype),)
+        if self.patches is not None:
+            return (_images(self.patches, len(self.inputs[0]), generator, self.inputs[0].dtype),)
         sizes = [embed.vocab_size for embed in self.model.embeddings.values()]
         wanted = shapes or [ids.shape for ids in self.inputs]
         return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
@@ -375,7 +380,7 @@ class Subject:
         Of an encoder every third token is masked, by token 0, and asked for; an image is of any class.
         """
         *source, tokens = self.inputs
-        if self.model.patches is not None:
+        if self.patches is not None:
             targets = torch.arange(len(tokens))[:, None] % self.model.config.n_outputs
             return Batch(tokens, targets, targets >= 0)
         if not self.model.predicts_next:
