@@ -121,6 +121,11 @@ class _Fits:
         return self.subject.inputs[0]
 
     @property
+    def text(self) -> Tensor:
+        """The first row, cut to what the stack that ends in the logits reads; an image whole."""
+        return self.ids[:1] if self.subject.patches is not None else self.ids[:1, : self.subject.length]
+
+    @property
     def target(self) -> Tensor | None:
         return self.subject.inputs[1] if len(self.subject.inputs) > 1 else None
 
@@ -226,7 +231,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     **dict.fromkeys(_OF_WEIGHTS, lambda fits: {"model": fits.weights}),
     "input_gradients": lambda fits: {"steps": 2},
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
-    "find_pattern": lambda fits: {"text": fits.ids[:1] if fits.subject.patches else fits.ids[:1, : fits.subject.length]},
+    "find_pattern": lambda fits: {"text": fits.text},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
