@@ -93,6 +93,11 @@ class Attention(SubLayerConfig, kind="attention"):
             'or "linear" with denominator=False.',
         )
         require(
+            not (self.mixer.has_own_keys and self.positions.turns_for_each),
+            f'attention: positions "{self.positions.kind}" turn a query for each key that it meets, and keys of '
+            f'"{self.mixer.kind}" stand at no position; use "rope".',
+        )
+        require(
             self.positions.crosses or not self.cross,
             f'attention: positions "{self.positions.kind}" go by distance, which cross-attention does not have; use '
             "others there.",

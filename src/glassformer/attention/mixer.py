@@ -165,6 +165,8 @@ class MixerConfig(Config, family=True):
     learns_reach: ClassVar[bool] = False
     # whether every position has to be a place of the layer's grid, if it has one: it mixes along rows and columns
     fills_grid: ClassVar[bool] = False
+    # whether queries also meet keys that stand at no position
+    has_own_keys: ClassVar[bool] = False
     # whether the state is kept in float32 at least, whatever the model's dtype
     wide_state: ClassVar[bool] = False
 

@@ -43,7 +43,7 @@ def macaron(
     A block of attention and MLP is a step of an ODE whose right side is the sum of both, each taken by itself: Lie's
     splitting. Halving one of the two around the other is Strang's, whose error is of second order where the halves are
     solved exactly. As built here, and published, each sub-layer is one step of Euler's, and the whole is of first
-    order as before, with a smaller constant (`tests/laws/models/test_frames.py` measures both).
+    order as before, with a smaller constant (`tests/laws/models/test_block_frames.py` measures both).
 
     Args:
         mixer: The mechanism; softmax by default.

@@ -15,6 +15,7 @@ from glassformer.attention import (
     Linear,
     LongScaling,
     MixerConfig,
+    Persistent,
     PositionsConfig,
     Rope,
     Softmax,
@@ -29,11 +30,11 @@ from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
 
 SCORED = [kind for kind, cls in MixerConfig.registry.items() if cls.traits.has_scores]  # type: ignore[attr-defined]
-# dual chunks are of causal texts, and turn queries and keys behind whatever hashes them
+# dual chunks are of causal texts, turn queries and keys behind whatever hashes them, and queries for each key
 CHUNKED = [
     kind
-    for kind in SCORED
-    if not (MixerConfig.registry[kind].bidirectional or MixerConfig.registry[kind].traits.hashes)  # type: ignore[attr-defined]
+    for kind, cls in ((kind, MixerConfig.registry[kind]) for kind in SCORED)
+    if not (cls.bidirectional or cls.traits.hashes or cls.has_own_keys)  # type: ignore[attr-defined]
 ]
 # those whose scores are products of a query and a key that only rotation tells apart by place
 BY_OFFSET = [
@@ -129,6 +130,11 @@ def test_what_is_turned_at_read_is_turned_by_how_long_the_text_is_then() -> None
     for at_read in (False, True):
         long = Rope(scaling=LongScaling((2.0,) * 3, (1.0,) * 3, original_length=4), at_read=at_read)
         assert Attention(2, positions=long).build(D_MODEL, 32, 0, "").outgrows(4, 7) != at_read
+
+
+def test_a_query_turned_for_each_key_is_refused_where_keys_stand_at_no_position() -> None:
+    with pytest.raises(ConfigError, match=r'keys of "persistent" stand at no position; use "rope"'):
+        Attention(2, mixer=Persistent(), positions=DualChunk(4, 8))
 
 
 def test_a_mechanism_that_stores_no_keys_refuses_to_turn_them_later() -> None:

@@ -143,7 +143,7 @@ class NeuralMemory(_Memory, kind="neural_memory"):
     activation: Activation = "silu"
 
     traits: ClassVar[Traits] = Traits("no", reads_input=True)
-    variants = ({"chunk": 2, "activation": "gelu", "expansion": 1}, {"chunk": 3, "rate": 0.7, "depth": 3})
+    variants = ({"chunk": 4, "activation": "gelu"}, {"chunk": 3, "rate": 0.1, "expansion": 1})
 
     def __post_init__(self) -> None:
         require(self.depth > 1, 'neural_memory: depth=1 is one matrix, which has a pattern; use "linear_memory".')

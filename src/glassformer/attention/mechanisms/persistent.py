@@ -46,6 +46,7 @@ class Persistent(MixerConfig, kind="persistent"):
     window: Count | None = None
 
     traits: ClassVar[Traits] = Traits("affine", has_scores=True, bilinear_scores=True)
+    has_own_keys: ClassVar[bool] = True
     variants = ({"window": 1, "tokens": 1}, {"window": 3})
 
     @property

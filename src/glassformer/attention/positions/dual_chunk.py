@@ -45,6 +45,7 @@ class DualChunk(PositionsConfig, kind="dual_chunk"):
     rope: Rope = field(default_factory=Rope)
 
     crosses: ClassVar[bool] = False
+    turns_for_each: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(

@@ -35,6 +35,8 @@ class PositionsConfig(Config, family=True):
     doubles: ClassVar[bool] = False
     # whether it goes by rows and columns, which the layer's input has to have
     of_grid: ClassVar[bool] = False
+    # whether queries are turned for each key that they meet, and not once
+    turns_for_each: ClassVar[bool] = False
 
     def build(self, dims: Any) -> "Positions":
         return Positions(self)
