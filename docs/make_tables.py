@@ -153,11 +153,11 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
 
 def catalogue(*, chinese: bool) -> str:
     """Return one row per group of mechanisms, which leads to the rows of its mechanisms."""
-    rows = [(("group", "mechanisms", "in common"), ("类别", "机制", "共同之处"))[int(chinese)]]
+    rows: list[tuple[str, ...]] = [(("group", "mechanisms"), ("类别", "机制"))[int(chinese)]]
     for name, group in groups().items():
-        said, about = group["zh"] if chinese else (name, group["about"])
+        said = group["zh"][0] if chinese else name
         link = f"[{said}](docs/mechanisms.md#{name.lower().replace(' ', '-')})"
-        rows.append((link, ("、" if chinese else ", ").join(f"`{kind}`" for kind in group["mechanisms"]), about))
+        rows.append((link, ("、" if chinese else ", ").join(f"`{kind}`" for kind in group["mechanisms"])))
     return _table(rows)
 
 

@@ -180,7 +180,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of that side, and positions of each with those of padding: of token ids, or of patches of images."""
+        """How many rows that side has, and how many positions each, padding with them; of ids, or of patches of images."""
         return self.output.shape
 
     @property

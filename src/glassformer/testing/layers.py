@@ -193,6 +193,7 @@ def layers(
     assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias, RelativeSinusoids)))
     assume(mixer.stores_keys or not getattr(place, "at_read", False))
     assume(mixer.turns_features or not place.doubles)
+    assume(not (mixer.has_own_keys and place.turns_for_each))
     assume((mixer.crosses and place.crosses) or not cross)
     # dual chunks and relative sinusoids are of causal texts
     assume(not (mixer.bidirectional and isinstance(place, (DualChunk, RelativeSinusoids))))

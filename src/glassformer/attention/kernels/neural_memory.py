@@ -206,7 +206,7 @@ def errors(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return what each matrix reads of keys, and the error it is told of.
 
-    The gradient of |M(k) - v|^2 with respect to a matrix is twice the outer product of both.
+    The gradient of the squared error with respect to a matrix is twice the outer product of both.
     """
     reads, slopes = [k], []
     for matrix in weights[:-1]:
