@@ -180,7 +180,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many rows that side has, and how many positions each, padding with them; of ids, or of patches of images."""
+        """How many rows that side has, and how many positions each, padding among them; of ids, or of patches."""
         return self.output.shape
 
     @property
