@@ -221,8 +221,12 @@ class VocabularyMatrix(nn.Module):
 
     @property
     def stored(self) -> Float[Tensor, "vocab d_embed"]:
-        """The matrix as it is stored, one's own or the tied one."""
-        return self.matrix if self.matrix is not None else self.__dict__["tied"].stored
+        """The matrix as it is stored, one's own or the tied one; of what reads images one without rows."""
+        return self.matrix if self.matrix is not None else self._not_own()
+
+    def _not_own(self) -> Float[Tensor, "vocab d_embed"]:
+        """Return what stands in the place of a matrix of one's own."""
+        return self.__dict__["tied"].stored
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
@@ -268,10 +272,8 @@ class Embedding(VocabularyMatrix):
         # true and false are no factors, though they are numbers too
         self.factor = float(scaled) if not isinstance(scaled, bool) else math.sqrt(d_model) if scaled else 1.0
 
-    @property
-    def stored(self) -> Float[Tensor, "vocab d_embed"]:
-        """The matrix as it is stored; of what reads images one without rows."""
-        return super().stored if self.patches is None else self.patches.map.weight.new_empty(0, self.d_model)
+    def _not_own(self) -> Float[Tensor, "vocab d_embed"]:
+        return super()._not_own() if self.patches is None else self.patches.map.weight.new_empty(0, self.d_model)
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
