@@ -109,9 +109,11 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
     """Raise `NoPattern` unless mixed values are patterns times values, up to a scale."""
     linear = part.traits.linear_in_value
     if not part.traits.has_patterns:
+        shows = part.traits.shows_patterns
+        why = "also mixes in what no pattern weighs" if shows else "has no pattern that multiplies values"
         raise NoPattern(
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
-            "has no pattern that multiplies values.\n"
+            f"{why}.\n"
             "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
         )
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from glassformer.arguments import checked
 from glassformer.attention import (
     Merge,
     MixerConfig,
@@ -28,6 +29,7 @@ TOKEN_MIXERS: dict[str, MixerConfig] = {
 }
 
 
+@checked
 def macaron(
     mixer: MixerConfig | None = None,
     *,
@@ -69,6 +71,7 @@ def macaron(
     return usual.replace(parts=(around, between, around), wiring="sandwich", norm_after=steps)
 
 
+@checked
 def metaformer(
     mixer: MixerConfig | Literal["identity", "pooling", "random", "linear", "mlp"] = "pooling",
     *,

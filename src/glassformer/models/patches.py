@@ -87,19 +87,26 @@ class Patches(Config):
             like: A parameter of the model.
 
         Raises:
-            ShapeMismatch: They are no images of this size.
+            ShapeMismatch: They are no images of this size, or hold numbers that are not finite.
         """
         try:
             found = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise self._refused(f"a {type(given).__name__}") from error
+            raise self._wanted(f"a {type(given).__name__}") from error
         lead, pixels = tuple(found.shape[:-2]), tuple(found.shape[-2:])
         known = lead[-1:] == (self.channels,) and len(lead) <= 2
         if pixels != self.image or not (known or (self.channels == 1 and len(lead) <= 1)) or not found.numel():
-            raise self._refused(" x ".join(map(str, found.shape)) or "a single number")
+            raise self.refused(found)
+        if not bool(found.isfinite().all()):
+            n = int((~found.isfinite()).sum())
+            raise ShapeMismatch(f"{n:,} numbers of these images are NaN or infinite; give finite ones.")
         return found.reshape(-1, *self.shape).to(like.device, like.dtype)
 
-    def _refused(self, found: str) -> ShapeMismatch:
+    def refused(self, found: Tensor) -> ShapeMismatch:
+        """Return the error for images of another size."""
+        return self._wanted(" x ".join(map(str, found.shape)) or "a single number")
+
+    def _wanted(self, found: str) -> ShapeMismatch:
         wanted = " x ".join(map(str, self.shape))
         return ShapeMismatch(
             f"this model reads images of {wanted} numbers (channel, row, column), one or a batch of them; found "
@@ -117,6 +124,8 @@ class PatchVectors(nn.Module):
         self.first = nn.Parameter(torch.zeros(d_model)) if config.class_token else None
 
     def forward(self, images: Float[Tensor, "batch channel row column"]) -> Float[Tensor, "batch pos d_model"]:
+        if images.shape[1:] != self.config.shape:
+            raise self.config.refused(images)
         x = self.map(patchify(images, self.config.size))
         return x if self.first is None else torch.cat((self.first.expand(len(x), 1, -1), x), 1)
 

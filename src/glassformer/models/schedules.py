@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from glassformer.arguments import checked
 from glassformer.attention import (
     Activated,
     Attention,
@@ -146,6 +147,7 @@ def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tu
     return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)
 
 
+@checked
 def titans(
     n_layers: int,
     *,

@@ -23,7 +23,7 @@ from glassformer.attention import (
     NeuralMemory,
 )
 from glassformer.attention.kernels import neural_memory as kernel
-from glassformer.attention.kernels.memory_grid import memory_grid
+from glassformer.attention.kernels.chunk_layout import chunk_layout
 from glassformer.attention.kernels.neural_memory import (
     Activation,
     Gates,
@@ -83,8 +83,8 @@ def in_chunks(
     q, k, v, gates, start, state = parted(inputs)
     if real is not None:
         gates = Gates(*(x * real[:, None] for x in gates))
-    grid = memory_grid(context, q.shape[-2], len(q), size, real)
-    z, surprise, state = neural_memory(q, k, v, gates, state, start, grid, how)
+    layout = chunk_layout(context, q.shape[-2], len(q), size, real)
+    z, surprise, state = neural_memory(q, k, v, gates, state, start, layout, how)
     z = z if real is None else z * real[:, None, :, None]
     return [z, surprise, *tensors(state)]
 
@@ -194,8 +194,8 @@ def test_a_state_carries_everything_across_a_split(seed: int, sizes: Sequence[in
     def read_from(first: int, last: int, before: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
         q, k, v, *some = (x[:, :, first:last] for x in rows)
         context = make_context(2, last - first, q.device, is_causal=True, past=first)
-        grid = memory_grid(context, last - first, 2, size, None)
-        return neural_memory(q, k, v, Gates(*some), before, start, grid)
+        layout = chunk_layout(context, last - first, 2, size, None)
+        return neural_memory(q, k, v, Gates(*some), before, start, layout)
 
     whole, first = read_from(0, 9, state), read_from(0, cut, state)
     second = read_from(cut, 9, first[2])
@@ -243,14 +243,14 @@ def test_chunks_of_one_without_momentum_or_forgetting_are_the_delta_rule() -> No
 
 def test_without_steps_and_forgetting_a_memory_stays_and_with_all_forgotten_it_is_the_momentum() -> None:
     *rows, gates, start, state = parted(drawn(0, 8, (4, 5, 3)))
-    grid = memory_grid(make_context(2, 8, torch.device("cpu"), is_causal=True, past=1), 8, 2, 3, None)
+    layout = chunk_layout(make_context(2, 8, torch.device("cpu"), is_causal=True, past=1), 8, 2, 3, None)
     still = Gates(torch.zeros_like(gates.rate), torch.full_like(gates.rate, SHUT), torch.zeros_like(gates.rate))
-    z, _, after = neural_memory(*rows, still, state, start, grid)  # type: ignore[call-arg]
+    z, _, after = neural_memory(*rows, still, state, start, layout)  # type: ignore[call-arg]
     close(z, read(rows[0], state.weights, "silu"))
     for found, expected in zip(after.weights, state.weights, strict=True):
         close(found, expected)
     wiped = gates._replace(log_keep=torch.full_like(gates.rate, SHUT))
-    after = neural_memory(*rows, wiped, state, start, grid)[2]  # type: ignore[call-arg]
+    after = neural_memory(*rows, wiped, state, start, layout)[2]  # type: ignore[call-arg]
     for found, expected in zip(after.weights, after.momentum, strict=True):
         close(found, expected)
 
@@ -319,8 +319,8 @@ def test_surprise_falls_as_a_pair_comes_again_and_rises_with_another_value() -> 
     v[:, :, 3] = -1
     gates = Gates(torch.full((1, 1, 5), 0.5), *torch.tensor([SHUT, 0.0]).double().view(2, 1, 1, 1).expand(-1, 1, 1, 5))
     empty = torch.zeros(1, 1, 4, 3, dtype=torch.float64)
-    grid = memory_grid(make_context(1, 5, k.device, is_causal=True), 5, 1, 1, None)
-    surprise = neural_memory(k, k, v, gates, MemoryState((empty,), (empty,), (empty,)), [empty[0]], grid)[1]
+    layout = chunk_layout(make_context(1, 5, k.device, is_causal=True), 5, 1, 1, None)
+    surprise = neural_memory(k, k, v, gates, MemoryState((empty,), (empty,), (empty,)), [empty[0]], layout)[1]
     close(surprise[0, 0], 2 * 3**0.5 * torch.tensor([1.0, 0, 0, 2, 2], dtype=torch.float64))
 
 

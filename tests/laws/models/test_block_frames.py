@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.attention import Attention, Merge, Softmax, Tied
-from glassformer.errors import ConfigError
+from glassformer.errors import ConfigError, WrongArgument
 from glassformer.handmade import rotated
 from glassformer.models import BlockConfig, DecoderConfig, EncoderConfig, Mlp, NoNorm, block, macaron, metaformer
 from glassformer.models.accounting import count_parameters
@@ -69,6 +69,11 @@ def test_in_post_norm_halved_matrices_are_half_steps():
             for parameter in ours.part(name).output.parameters():
                 parameter.mul_(0.5)
     close(ours(x, causal_context(x))[0], expected)
+
+
+def test_a_mixer_of_tokens_that_there_is_not_is_refused_with_the_nearest_name():
+    with pytest.raises(WrongArgument, match='Nearest: "pooling"'):
+        metaformer("poolin")  # type: ignore[arg-type]
 
 
 def test_attention_may_be_halved_and_what_makes_the_block_is_refused():

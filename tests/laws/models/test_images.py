@@ -232,6 +232,18 @@ def test_what_is_no_image_of_this_size_is_refused(wrong: Any) -> None:
         gf.run(model(), wrong)
 
 
+def test_a_pass_refuses_an_image_that_has_as_many_patches_in_other_rows_and_columns() -> None:
+    with pytest.raises(ShapeMismatch, match=r"2 x 4 x 6 .*found 1 x 2 x 6 x 4"):
+        model()(torch.zeros(1, 2, 6, 4))
+
+
+def test_images_that_hold_what_is_no_number_are_refused() -> None:
+    images = torch.zeros(1, 2, 4, 6)
+    images[0, 1, 2, 3] = float("nan")
+    with pytest.raises(ShapeMismatch, match="1 numbers of these images are NaN or infinite"):
+        gf.run(model(), images)
+
+
 def test_images_are_read_with_or_without_axes_that_have_one_entry() -> None:
     gray = model(Patches((4, 6), 2, class_token=True))
     pixels = images()[:, :1]

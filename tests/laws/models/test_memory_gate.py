@@ -8,7 +8,7 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.attention import Attention, LinearMemory, NeuralMemory, Persistent, Softmax
-from glassformer.errors import ConfigError
+from glassformer.errors import ConfigError, WrongArgument
 from glassformer.models import GREEDY, DecoderConfig, MemoryGate, Mlp, titans
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, causal_context, randomise, stream
@@ -99,6 +99,11 @@ def test_uses_differ_in_their_parts_alone() -> None:
     long, near = titans(1, n_heads=2, memory=memory, used="layer", window=7, tokens=3)[0].parts
     assert isinstance(long, Attention) and long.mixer == memory
     assert isinstance(near, Attention) and near.mixer == Persistent(3, 7)
+
+
+def test_another_use_of_a_memory_is_refused_with_those_there_are() -> None:
+    with pytest.raises(WrongArgument, match="titans: used= takes 'gate' or 'layer' or 'alone'"):
+        titans(1, n_heads=2, used="context")  # type: ignore[arg-type]
 
 
 def test_neither_layer_may_read_another_stack() -> None:

@@ -236,7 +236,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
         n = run.model.config.n_outputs
         told = {
             "text": sentence(
-                "Logits are of {n} classes of the whole text, read at the position that is explained.", n=n
+                "Logits are of {n} classes of the whole input, read at the position that is explained.", n=n
             ),
             "tokens": sentence("Logits are of {n} classes of the token at each position.", n=n),
             "mean": sentence(

@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.attention.kernels.chunk_layout import ChunkLayout
 from glassformer.attention.kernels.decay import gates_decay
-from glassformer.attention.kernels.memory_grid import Grid
 from glassformer.numerics.decompositions import unit_lower_solution
 
 Activation = Literal["silu", "gelu"]
@@ -84,7 +84,7 @@ def neural_memory(
     gates: Gates,
     state: MemoryState,
     start: Sequence[Float[Tensor, "head d_in d_out"]],
-    grid: Grid,
+    layout: ChunkLayout,
     activation: Activation = "silu",
 ) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head pos"], MemoryState]:
     """Return what positions read, each after its own write; the lengths of their gradients; and the memory behind them.
@@ -96,48 +96,48 @@ def neural_memory(
         gates: Of each position.
         state: The memory before the first.
         start: Weights with which a text begins.
-        grid: Where positions lie in chunks.
+        layout: Where positions lie in chunks.
         activation: Between two matrices.
     """
     lead, n = q.shape[:2], q.shape[-2]
-    q, k, v = (grid.laid(x, -2).flatten(0, 1) for x in (q, k, v))
-    gates = Gates(*(grid.laid(x, -1).flatten(0, 1) for x in gates))
+    q, k, v = (layout.laid(x, -2).flatten(0, 1) for x in (q, k, v))
+    gates = Gates(*(layout.laid(x, -1).flatten(0, 1) for x in gates))
     state = MemoryState(*(tuple(x.flatten(0, 1) for x in part) for part in state))
-    begun = _Begun(start, grid, lead)
+    begun = _Begun(start, layout, lead)
     pieces: list[list[Tensor]] = []
-    step = max(SPAN // grid.length, 1)
-    for first in range(0, grid.n_chunks, step):
+    step = max(SPAN // layout.length, 1)
+    for first in range(0, layout.n_chunks, step):
         span = slice(first, first + step)
         fading = _fading(Gates(*(x[:, span] for x in gates)), begun.filled(span), k)
         z, surprise, state = _read(q[:, span], k[:, span], v[:, span], fading, state, begun, first, activation)
         pieces.append([z, surprise])
     found = (pieces[0][i] if len(pieces) == 1 else torch.cat([piece[i] for piece in pieces], 1) for i in range(2))
-    z, surprise = (grid.taken(x.unflatten(0, lead), n) for x in found)
+    z, surprise = (layout.taken(x.unflatten(0, lead), n) for x in found)
     return z, surprise[..., 0], MemoryState(*(tuple(x.unflatten(0, lead) for x in part) for part in state))
 
 
 class _Begun:
     """Where chunks and texts begin, for rows of all heads; weights are `group in out`, a group a head of a row."""
 
-    def __init__(self, start: Sequence[Tensor], grid: Grid, lead: torch.Size) -> None:
-        self.grid, self.n_heads = grid, lead[1]
+    def __init__(self, start: Sequence[Tensor], layout: ChunkLayout, lead: torch.Size) -> None:
+        self.layout, self.n_heads = layout, lead[1]
         self.start = [x.expand(lead[0], *x.shape).flatten(0, 1) for x in start]
 
     def filled(self, span: slice) -> Bool[Tensor, "#group chunk row"] | None:
         """Return which slots of some chunks hold a position; None for all."""
-        if (filled := self.grid.filled) is None:
+        if (filled := self.layout.filled) is None:
             return None
-        rows = filled.unflatten(-1, (self.grid.n_chunks, self.grid.length))[:, span]
+        rows = filled.unflatten(-1, (self.layout.n_chunks, self.layout.length))[:, span]
         return rows if len(rows) == 1 else rows.repeat_interleave(self.n_heads, 0)
 
     def at(self, chunk: int, state: MemoryState) -> MemoryState:
         """Return the memory as a chunk finds it: anew where a text begins, opened where the chunk does."""
         opened, weights, momentum = state
-        if self.grid.begins is not None:
-            begins = self._of_groups(self.grid.begins[chunk])
+        if self.layout.begins is not None:
+            begins = self._of_groups(self.layout.begins[chunk])
             weights = tuple(torch.where(begins, *pair) for pair in zip(self.start, weights, strict=True))
             momentum = tuple(x.masked_fill(begins, 0.0) for x in momentum)
-        fresh = self.grid.fresh[chunk]
+        fresh = self.layout.fresh[chunk]
         if isinstance(fresh, Tensor):
             fresh = self._of_groups(fresh)
             opened = tuple(torch.where(fresh, *pair) for pair in zip(weights, opened, strict=True))

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count, Positive
 from glassformer.attention.context import Causal, Context, Documents, Padding
-from glassformer.attention.kernels.memory_grid import memory_grid, text_positions
+from glassformer.attention.kernels.chunk_layout import chunk_layout, text_positions
 from glassformer.attention.kernels.neural_memory import (
     Activation,
     Gates,
@@ -206,8 +206,8 @@ class _MemoryMixer(Mixer):
         q, k, v = self.unit(q), per_query_head(self.unit(k), q), per_query_head(wide(v), q)
         gates, real = self.gated(x, context, tape), self._real(n, context)
         state = MemoryState(*(tuple(each.to(q.dtype) for each in part) for part in state))
-        grid = memory_grid(context, n, batch, self.config.chunk, real)
-        z, surprise, state = neural_memory(q, k, v, gates, state, self.start(v, v.shape[-1]), grid, self.activation)
+        layout = chunk_layout(context, n, batch, self.config.chunk, real)
+        z, surprise, state = neural_memory(q, k, v, gates, state, self.start(v, v.shape[-1]), layout, self.activation)
         site(tape, self.at.surprise, surprise)
         z = z if real is None else z * real[:, None, :, None]
         return z.to(dtype), state

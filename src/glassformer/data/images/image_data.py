@@ -41,15 +41,15 @@ class ImageConfig(DataConfig):
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes, in the order of their targets."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what its classes are")
 
     def image(self) -> tuple[int, int]:
         """Return the rows and columns of an image."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how large an image is")
 
     def drawn(self, split: Split, random: torch.Generator) -> ImagesOfClasses:
         """Return `batch_size` images of a split."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how an image is drawn")
 
     def build(self, tokenizer: Tokenizer | None = None) -> "ImageData":
         return ImageData(self)

@@ -2,7 +2,7 @@
 
 A chunk is so many positions of a text, counted from where it begins: part of what the memory is, and not of how it is
 worked out. Rows that are padded on the left, or packed of documents, have their chunks in different places; here they
-are laid into a grid of chunks and rows, with slots left empty.
+are laid into chunks of one length, with slots left empty.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from glassformer.attention.context import Context
 
 
-class Grid(NamedTuple):
+class ChunkLayout(NamedTuple):
     """Chunks of equal length, in which the new positions of a pass lie in their order.
 
     Args:
@@ -58,8 +58,8 @@ class Grid(NamedTuple):
         return F.pad(z, (0, 0, 0, 1)).gather(-2, index)
 
 
-def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tensor, "b pos"] | None) -> Grid:
-    """Return the grid of the last positions of a pass.
+def chunk_layout(context: Context, n: int, batch: int, size: int, real: Bool[Tensor, "b pos"] | None) -> ChunkLayout:
+    """Return the layout of the last positions of a pass.
 
     Args:
         context: Facts of the pass.
@@ -74,7 +74,7 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
     there = torch.ones_like(positions, dtype=torch.bool) if real is None else real.expand(batch, -1)
     opens, starts = (positions % size == 0) & there, (positions == 0) & there
     if n == 1:
-        return Grid(
+        return ChunkLayout(
             n_chunks=1, length=1, skipped=0, slots=None, filled=real, fresh=[opens[:, 0]], begins=[starts[:, 0]]
         )
     # the chunk that was open is the first, unless a new one begins with a row's first position
@@ -89,7 +89,7 @@ def memory_grid(context: Context, n: int, batch: int, size: int, real: Bool[Tens
     filled, first = (empty.scatter(-1, slots, there & flags)[:, :-1] for flags in (there, starts))
     used, begins = (x.unflatten(-1, (n_chunks, length)).any(-1) for x in (filled, first))
     fresh = [used[:, 0] & anew, *used.unbind(-1)[1:]]
-    return Grid(
+    return ChunkLayout(
         n_chunks=n_chunks, length=length, skipped=0, slots=slots, filled=filled, fresh=fresh, begins=begins.unbind(-1)
     )
 
@@ -104,11 +104,11 @@ def text_positions(context: Context, n: int) -> Int[Tensor, "b pos"]:
     return (place - torch.where(begins, place, 0).cummax(-1).values)[:, -n:]
 
 
-def _in_order(first: int, n: int, size: int, real: Tensor | None, device: torch.device) -> Grid:
-    """Return the grid where all rows begin with the same position, and count on from it."""
+def _in_order(first: int, n: int, size: int, real: Tensor | None, device: torch.device) -> ChunkLayout:
+    """Return the layout where all rows begin with the same position, and count on from it."""
     behind = first % size
     if behind + n <= size:
-        return Grid(n_chunks=1, length=n, skipped=0, slots=None, filled=real, fresh=[behind == 0], begins=None)
+        return ChunkLayout(n_chunks=1, length=n, skipped=0, slots=None, filled=real, fresh=[behind == 0], begins=None)
     n_chunks = -(-(behind + n) // size)
     fresh = [behind == 0, *[True] * (n_chunks - 1)]
     empty = n_chunks * size - n
@@ -116,7 +116,9 @@ def _in_order(first: int, n: int, size: int, real: Tensor | None, device: torch.
     if empty > 0 or real is not None:
         there = torch.ones(1, n, dtype=torch.bool, device=device) if real is None else real
         filled = F.pad(there, (behind, empty - behind))
-    return Grid(n_chunks=n_chunks, length=size, skipped=behind, slots=None, filled=filled, fresh=fresh, begins=None)
+    return ChunkLayout(
+        n_chunks=n_chunks, length=size, skipped=behind, slots=None, filled=filled, fresh=fresh, begins=None
+    )
 
 
 def _extent(chunk: Tensor, row: Tensor, there: Tensor, context: Context, size: int) -> tuple[int, int]:
