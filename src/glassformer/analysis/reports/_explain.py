@@ -235,9 +235,9 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
     if classes is not None:
         n = run.model.config.n_outputs
         told = {
-            "text": sentence(
-                "Logits are of {n} classes of the whole input, read at the position that is explained.", n=n
-            ),
+            "text": sentence("Logits are of {n} classes of the whole image, read at the class token.", n=n)
+            if run.model.patches is not None
+            else sentence("Logits are of {n} classes of the whole text, read at the position that is explained.", n=n),
             "tokens": sentence("Logits are of {n} classes of the token at each position.", n=n),
             "mean": sentence(
                 "Logits are of {n} classes of the whole image, as one patch says it; the image's are their mean.", n=n
