@@ -105,7 +105,7 @@ def require_one_pattern(part: AttentionLayer, analysis: str, instead: str | None
         )
 
 
-def require_pattern(part: AttentionLayer, analysis: str) -> None:
+def require_pattern(part: AttentionLayer, analysis: str, instead: str | None = None) -> None:
     """Raise `NoPattern` unless mixed values are patterns times values, up to a scale."""
     linear = part.traits.linear_in_value
     if not part.traits.has_patterns:
@@ -113,8 +113,8 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
         why = "also mixes in what no pattern weighs" if shows else "has no pattern that multiplies values"
         raise NoPattern(
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
-            f"{why}.\n"
-            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+            f"{why}.\n    "
+            + (instead or "Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run).")
         )
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import head_labels
+from glassformer.analysis.components import head_labels, require_pattern
 from glassformer.analysis.frozen.norm import FrozenNorm
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
@@ -164,12 +164,9 @@ def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) 
                 f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
                 "    Gradients need none: analysis.attribution.input_gradients(model, text)."
             )
-        if part is not None and not part.traits.has_patterns:
-            raise NoPattern(
-                f'{analysis}: layer {layer.layer} uses "{part.config.mixer.kind}" '
-                f'(linear_in_value="{part.traits.linear_in_value}"), which has no pattern that multiplies values.\n'
-                "    Gradients need none: analysis.attribution.input_gradients(model, text)."
-            )
+        if part is not None:
+            instead = "Gradients need none: analysis.attribution.input_gradients(model, text)."
+            require_pattern(part, analysis, instead)
 
 
 def require_rows(model: ModelLike, analysis: str, advice: str, stack: str | None = None) -> None:
