@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from glassformer.arguments import checked
-from glassformer.data import Batch, Data
+from glassformer.data import Batch, Data, Noised
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError
 from glassformer.fitting import Descent, Interrupts
+from glassformer.models import Denoises
 from glassformer.models.routing import Charge, charged_sites, charges
 from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
 from glassformer.trace import Tape
@@ -334,10 +335,28 @@ def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
             f'train: data of kind "{config.data.kind}" are {_said_of(found)}, and the model reads {_said_of(wanted)} '
             "(patches)."
         )
+    if model.config.denoises is not None or batch.times is not None:
+        return _check_noise(config, model.config.denoises)
     if wanted is not None and not (model.predicts and model.config.classifies in ("text", "mean")):
         raise ConfigError(
             f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
             f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
+        )
+
+
+def _check_noise(config: TrainConfig, denoises: Denoises | None) -> None:
+    """Raise `ConfigError` unless images have noise in them where the model is told how much, and as it is told."""
+    data = config.data if isinstance(config.data, Noised) else None
+    if data is None or denoises is None:
+        raise ConfigError(
+            f'train: data of kind "{config.data.kind}" are images {"with noise in them" if data else "as they are"}, '
+            f"and the model {'makes images out of noise' if denoises else 'is not told of noise'}. Noised(images) "
+            "goes with image_generator(…), images as they are with image_encoder(…)."
+        )
+    if data.schedule != denoises.schedule or len(data.of.classes()) > denoises.n_classes:
+        raise ConfigError(
+            f"train: the data have {len(data.of.classes())} classes and noise by {data.schedule}, the model "
+            f"{denoises.n_classes} and {denoises.schedule}."
         )
 
 
