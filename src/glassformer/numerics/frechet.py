@@ -23,7 +23,7 @@ def frechet_distance(one: Float[Tensor, "sample feature"], other: Float[Tensor, 
         other: Of the same features.
     """
     one, other = one.double(), other.double()
-    first, second = torch.cov(one.T).atleast_2d(), torch.cov(other.T).atleast_2d()
+    first, second = (torch.atleast_2d(torch.cov(points.T)) for points in (one, other))
     # C_1 C_2 has the eigenvalues of R C_2 R, which is symmetric, R the root of C_1
     root = _root(first)
     shared = eigh(root @ second @ root)[0].clamp_min(0).sqrt().sum()

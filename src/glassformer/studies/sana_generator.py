@@ -3,8 +3,8 @@
 Sixteen patches of 8 x 8 pixels hardly need to be told apart: what each becomes depends on all, and a mean tells that
 too. So the mean is what attention is measured by. Both models have the same number of parameters, since neurons stand
 in for matrices of queries and keys, and the same steps; neither has positions, so that the convolution of the Mix-FFN
-alone says where a patch is. How far samples are from images is the Fréchet distance on the 64 pixels themselves, which is not
-the FID of papers: that is of features of a large network.
+alone says where a patch is. How far samples are from images is the Fréchet distance on the 64 pixels themselves, which
+is not the FID of papers: that is of features of a large network.
 """
 
 from typing import Any
@@ -136,8 +136,9 @@ LEARNS = (
 
 STUDY = Study(
     "sana-generator",
-    paper='Xie et al. 2024, "SANA: Efficient High-Resolution Image Synthesis with Linear Diffusion '
-    'Transformers", arXiv 2410.10629, section 2.2; Peebles and Xie 2022, "Scalable Diffusion Models with Transformers", arXiv 2212.09748',
+    paper='Xie et al. 2024, "SANA: Efficient High-Resolution Image Synthesis with Linear Diffusion Transformers", '
+    'arXiv 2410.10629, section 2.2; Peebles and Xie 2022, "Scalable Diffusion Models with Transformers", '
+    "arXiv 2212.09748",
     question="Does SANA's linear attention make better images than the mean of all patches in its place?",
     run=run,
     grid={"mixer": (SANA, UNIFORM)},
@@ -170,7 +171,8 @@ STUDY = Study(
               apart("distance"), below(0), LEARNS),
         Claim("class-accuracy", "Classes do not tell both apart: as many samples are of the class that was asked for",
               apart("class_accuracy"), within(0.03, 0), LEARNS),
-        Claim("not-copied", "Samples are no copies: the nearest digit of training is farther from them than from held-out ones",
+        Claim("not-copied", "Samples are no copies: the nearest digit of training is farther from them than from "
+              "held-out ones",
               value("nearest", mixer=SANA) - value("nearest_heldout", mixer=SANA), above(0), LEARNS),
     ),
     differs=(
