@@ -8,11 +8,12 @@ Source: Dowson and Landau 1982, "The Fréchet Distance between Multivariate Norm
 (1706.08500), who take it of features of a network.
 """
 
-import torch
+import math
+
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.numerics.decompositions import eigh
+from glassformer.numerics.decompositions import singular_values, triangular
 
 
 def frechet_distance(one: Float[Tensor, "sample feature"], other: Float[Tensor, "other_sample feature"]) -> float:
@@ -22,15 +23,16 @@ def frechet_distance(one: Float[Tensor, "sample feature"], other: Float[Tensor, 
         one: Two points or more, of any features.
         other: Of the same features.
     """
-    one, other = one.double(), other.double()
-    first, second = (torch.atleast_2d(torch.cov(points.T)) for points in (one, other))
-    # C_1 C_2 has the eigenvalues of R C_2 R, which is symmetric, R the root of C_1
-    root = _root(first)
-    shared = eigh(root @ second @ root)[0].clamp_min(0).sqrt().sum()
-    apart = (one.mean(0) - other.mean(0)).square().sum()
-    return float(apart + first.trace() + second.trace() - 2 * shared)
+    (first, at_first), (second, at_second) = map(_spread, (one.double(), other.double()))
+    # with C = R' R the roots of the eigenvalues of C_1 C_2 are the singular values of R_1 R_2'
+    shared = singular_values(triangular(first) @ triangular(second).T).sum()
+    apart = (at_first - at_second).square().sum()
+    return float(apart + first.square().sum() + second.square().sum() - 2 * shared)
 
 
-def _root(covariance: Float[Tensor, "feature feature"]) -> Float[Tensor, "feature feature"]:
-    values, vectors = eigh(covariance)
-    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+def _spread(
+    points: Float[Tensor, "sample feature"],
+) -> tuple[Float[Tensor, "sample feature"], Float[Tensor, " feature"]]:
+    """Return points less their mean, whose products with each other are the covariance, and the mean."""
+    mean = points.mean(0)
+    return (points - mean) / math.sqrt(len(points) - 1), mean

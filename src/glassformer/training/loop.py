@@ -22,7 +22,6 @@ from glassformer.data import Batch, Data, Noised
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError
 from glassformer.fitting import Descent, Interrupts
-from glassformer.models import Denoises
 from glassformer.models.routing import Charge, charged_sites, charges
 from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
 from glassformer.trace import Tape
@@ -300,6 +299,7 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
 
 
 def _model(config: TrainConfig, data: Data) -> Any:
+    _check_noise(config)
     _check_vocabularies(config, data)
     model = config.model.build(config.seed)
     if not model.generates and model.patches is None:
@@ -335,23 +335,27 @@ def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
             f'train: data of kind "{config.data.kind}" are {_said_of(found)}, and the model reads {_said_of(wanted)} '
             "(patches)."
         )
-    if model.config.denoises is not None or batch.times is not None:
-        return _check_noise(config, model.config.denoises)
-    if wanted is not None and not (model.predicts and model.config.classifies in ("text", "mean")):
+    if (
+        wanted is not None
+        and not model.config.denoises
+        and not (model.predicts and model.config.classifies in ("text", "mean"))
+    ):
         raise ConfigError(
             f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
             f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
         )
 
 
-def _check_noise(config: TrainConfig, denoises: Denoises | None) -> None:
+def _check_noise(config: TrainConfig) -> None:
     """Raise `ConfigError` unless images have noise in them where the model is told how much, and as it is told."""
-    data = config.data if isinstance(config.data, Noised) else None
+    data, denoises = config.data if isinstance(config.data, Noised) else None, config.model.denoises
+    if data is None and denoises is None:
+        return
     if data is None or denoises is None:
         raise ConfigError(
-            f'train: data of kind "{config.data.kind}" are images {"with noise in them" if data else "as they are"}, '
-            f"and the model {'makes images out of noise' if denoises else 'is not told of noise'}. Noised(images) "
-            "goes with image_generator(…), images as they are with image_encoder(…)."
+            f'train: data of kind "{config.data.kind}" has {"no " if data is None else ""}noise in it, and the model '
+            f"{'is not told of any' if denoises is None else 'makes images out of noise'}. Noised(images) goes with "
+            "image_generator(…), images as they are with image_encoder(…)."
         )
     if data.schedule != denoises.schedule or len(data.of.classes()) > denoises.n_classes:
         raise ConfigError(

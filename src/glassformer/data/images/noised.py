@@ -56,7 +56,7 @@ class Noised(DataConfig, kind="noised"):
         return self.of.seed
 
     def check_sizes(self) -> None:
-        self.of.check_sizes()
+        self.images.check_sizes()
 
     def check(self) -> None:
         self.of.check()
