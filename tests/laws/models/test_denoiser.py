@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.analysis.causal import patch
+from glassformer.analysis.causal import ablate_each, patch
 from glassformer.analysis.sweep import Metric
 from glassformer.attention import sinusoids
 from glassformer.config import Config
@@ -188,3 +188,12 @@ def test_logits_and_text_are_refused_in_words() -> None:
         gf.run(found, given).predictions()
     with pytest.raises(AnalysisUnavailable):
         found.require_generates()
+
+
+def test_what_an_ablation_costs_is_squared_error_of_the_velocity() -> None:
+    found, given = model(), batch()
+    lost = ablate_each(found, given)
+    scaled = Tape(found, edit=[Scale("L1H0.z", 0.0)])
+    errors = [F.mse_loss(said(found, given, tape), patchify(given.targets, 2)) for tape in (None, scaled)]
+    close(lost.loss_change.select(heads="L1H0").values, errors[1] - errors[0])
+    assert lost.loss == pytest.approx(float(errors[0].detach()))
