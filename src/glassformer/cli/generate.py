@@ -63,8 +63,8 @@ def generate(
         glassformer generate runs/digits-generator "0 1 2 3 4 5 6 7 8 9" --out digits.png
 
     Args:
-        text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer. Of one
-            that makes images a class by its number for each.
+        text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer. For a
+            model that makes images the number of a class for each of them.
         max_new_tokens: Stop after this many tokens, or at the model's end token; by default 128, as far as the context
             has room.
         temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.
