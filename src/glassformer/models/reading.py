@@ -360,7 +360,7 @@ def _images(model: "Model", patches: Patches, given: Any, whole: bool) -> Inputs
     images, told = patches.images(given, like), dict[str, Any]()
     if (denoises := model.config.denoises) is not None:
         said = (None, None) if batch is None else (batch.times, batch.classes)
-        told = dict(zip(("times", "classes"), denoises.told(len(images), *said, like)))
+        told["times"], told["classes"] = denoises.told(len(images), *said, like)
     side = Side(tokens=[patches.names] * len(images))
     return Inputs(side, None, (images,), told, in_columns=batch is not None, notes=notes_of(model, side))
 

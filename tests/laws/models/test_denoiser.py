@@ -1,6 +1,7 @@
 """A model that makes images: told of time and class, it says velocities, and its stream is taken apart as any."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -26,18 +27,18 @@ from glassformer.models import (
 )
 from glassformer.models.accounting import account
 from glassformer.testing import close
-from glassformer.testing.models import randomise
+from glassformer.testing.layers import randomise
 from glassformer.trace import Add, Scale, Tape
 
 PATCHES = Patches((4, 6), 2, channels=2)
 
 
-def config(**settings) -> EncoderConfig:
+def config(**settings: Any) -> EncoderConfig:
     layers = sana(2, n_heads=2, grid=PATCHES.grid, d_mlp=12)
     return image_generator(PATCHES, 16, layers, 3, **settings)
 
 
-def model(**settings):
+def model(**settings: Any) -> Any:
     return randomise(config(**settings).build().double().eval(), 0, std=0.2)
 
 
@@ -48,8 +49,12 @@ def batch(n: int = 3, seed: int = 0) -> Batch:
     return noise_images(images, torch.arange(n) % 3, times, random=random)
 
 
-def said(found, given: Batch, tape: Tape | None = None) -> Tensor:
-    return found(given.tokens, times=given.times, classes=given.classes, tape=tape)
+def told(given: Batch) -> dict[str, Any]:
+    return {"times": given.times, "classes": given.classes}
+
+
+def said(found: Any, given: Batch, tape: Tape | None = None) -> Tensor:
+    return found(given.tokens, **told(given), tape=tape)
 
 
 def test_its_output_is_the_map_of_the_last_stream_and_its_loss_the_squared_error_of_velocities() -> None:
@@ -71,7 +76,7 @@ def test_time_and_class_are_added_to_what_patches_enter_with() -> None:
     said(found, given, tape)
     time, own, token, position, stream = (tape.values[name] for name in names)
     condition = found.embed.condition
-    waves = sinusoids(given.times * 1000, 256, "halves")
+    waves = sinusoids(told(given)["times"] * 1000, 256, "halves")
     hidden = F.silu(waves @ condition.of_time.weight.T + condition.of_time.bias)
     close(time, (hidden @ condition.time.weight.T + condition.time.bias)[:, None].expand(-1, 6, -1))
     close(own, condition.classes[given.classes][:, None].expand(-1, 6, -1))
@@ -97,8 +102,7 @@ def test_a_pass_resumed_in_any_layer_and_a_run_of_a_batch_say_the_same() -> None
     sums = run["pattern", 1].values.sum(-1)
     close(sums, (sums > 0.5).double())
     for layer in (0, 1):
-        told = {"times": given.times, "classes": given.classes}
-        close(found.resume(layer, run[f"blocks.{layer}.resid_pre"].values, **told), whole)
+        close(found.resume(layer, run[f"blocks.{layer}.resid_pre"].values, **told(given)), whole)
     assert run.logits is None
 
 
@@ -124,8 +128,7 @@ def test_patches_of_one_run_in_another_change_the_velocity_as_a_pass_with_them_d
     whole = gf.run(found, clean, read=["resid_pre"])
     stream = gf.run(found, corrupt, read=["resid_pre"])["resid_pre", 1].values.clone()
     stream[:, 4] = whole["resid_pre", 1].values[:, 4]
-    told = {"times": corrupt.times, "classes": corrupt.classes}
-    found_error = (found.resume(1, stream, **told) - target).square().mean().detach()
+    found_error = (found.resume(1, stream, **told(corrupt)) - target).square().mean().detach()
     assert float(patched.select(layer=1, pos=4).values) == pytest.approx(float(found_error), rel=1e-9)
 
 
@@ -154,20 +157,20 @@ def test_a_config_survives_json() -> None:
 
 def test_what_is_told_is_checked() -> None:
     found, given = model(), batch()
-    images = given.tokens
+    images, times, classes = given.tokens, *told(given).values()
     for kwargs, error, words in (
         ({}, ShapeMismatch, "times and classes"),
-        ({"times": given.times}, ShapeMismatch, "noise_images"),
+        ({"times": times}, ShapeMismatch, "noise_images"),
     ):
         with pytest.raises(error, match=words):
             found(images, **kwargs)
     with pytest.raises(ShapeMismatch, match="Give a Batch"):
         gf.run(found, images)
     for change, error, words in (
-        ({"times": given.times + 1}, ShapeMismatch, "outside"),
-        ({"times": given.times[:2]}, ShapeMismatch, "of 3"),
-        ({"classes": given.classes + 1}, TokenOutOfRange, "0 to 2"),
-        ({"classes": given.times}, ShapeMismatch, "one index per image"),
+        ({"times": times + 1}, ShapeMismatch, "outside"),
+        ({"times": times[:2]}, ShapeMismatch, "of 3"),
+        ({"classes": classes + 1}, TokenOutOfRange, "0 to 2"),
+        ({"classes": times}, ShapeMismatch, "one index per image"),
     ):
         with pytest.raises(error, match=words):
             gf.run(found, dataclasses.replace(given, **change))
