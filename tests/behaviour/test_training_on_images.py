@@ -83,7 +83,7 @@ def generator(data: Any, n_classes: int = 10, schedule: Any = None, **settings: 
 
 
 def test_a_generator_that_was_stopped_goes_on_to_the_same_weights_and_makes_the_same_images(tmp_path: Path) -> None:
-    config = generator(Noised(Digits(packaged=True, batch_size=6)))
+    config = generator(Noised(Digits(packaged=True), batch_size=6))
     whole = train(config, tmp_path / "whole")
 
     def stop(progress: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_generator_that_was_stopped_goes_on_to_the_same_weights_and_makes_the_
 
 
 def test_accumulated_parts_of_a_batch_of_noised_images_give_its_gradient(tmp_path: Path) -> None:
-    config = generator(Noised(Digits(packaged=True, batch_size=6)), steps=1)
+    config = generator(Noised(Digits(packaged=True), batch_size=6), steps=1)
     one, parts = (train(config.replace(accumulate=n), tmp_path / str(n)) for n in (1, 3))
     for a, b in zip(one.parameters(), parts.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)

@@ -92,7 +92,7 @@ def layers(mixer: str) -> tuple[BlockConfig, ...]:
 def generator(mixer: str, data: Digits, steps: int) -> TrainConfig:
     model = image_generator(PATCHES, WIDTH, layers(mixer), CLASSES, init="xavier")
     optim = OptimConfig(lr=2e-3, warmup=50, floor=0.0, betas=(0.9, 0.98))
-    return of(model, Noised(data), optim, steps)
+    return of(model, Noised(data, data.batch_size), optim, steps)
 
 
 def classifier(data: Digits, steps: int) -> TrainConfig:
@@ -144,7 +144,7 @@ STUDY = Study(
     grid={"mixer": (SANA, UNIFORM)},
     scales={
         "smoke": Scale(2, {"steps": 3, "samples": 20, "sampling": 2, "packaged": True}),
-        "small": Scale(8, {"steps": 500, "samples": 1000, "sampling": 50, "packaged": False}),
+        "small": Scale(8, {"steps": 400, "samples": 1000, "sampling": 25, "packaged": False}),
     },
     measures={
         "distance": Measure("Fréchet distance of 1,000 samples to held-out digits, on 64 pixels from -1 to 1"),

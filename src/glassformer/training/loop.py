@@ -357,9 +357,9 @@ def _check_noise(config: TrainConfig) -> None:
             f"{'is not told of any' if denoises is None else 'makes images out of noise'}. Noised(images) goes with "
             "image_generator(…), images as they are with image_encoder(…)."
         )
-    if data.schedule != denoises.schedule or len(data.of.classes()) > denoises.n_classes:
+    if data.schedule != denoises.schedule or len(data.classes()) > denoises.n_classes:
         raise ConfigError(
-            f"train: the data have {len(data.of.classes())} classes and noise by {data.schedule}, the model "
+            f"train: the data have {len(data.classes())} classes and noise by {data.schedule}, the model "
             f"{denoises.n_classes} and {denoises.schedule}."
         )
 

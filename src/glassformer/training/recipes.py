@@ -271,12 +271,12 @@ def digits() -> TrainConfig:
 
 def digits_generator() -> TrainConfig:
     """A small generator of digits out of noise, with SANA's blocks: `glassformer generate runs/digits-generator 3`."""
-    data = Digits(batch_size=128)
+    data = Noised(Digits(), batch_size=128)
     patches = Patches(data.image(), 2)
     layers = sana(4, n_heads=4, grid=patches.grid)
     model = image_generator(patches, 64, layers, len(data.classes()), init="xavier")
     optim = OptimConfig(lr=2e-3, warmup=50, floor=0.0, betas=(0.9, 0.98))
-    return TrainConfig(model, Noised(data), optim=optim, steps=1500, log_every=50, evaluate_every=250, save_every=500)
+    return TrainConfig(model, data, optim=optim, steps=1500, log_every=50, evaluate_every=250, save_every=500)
 
 
 def minimax_8l() -> TrainConfig:

@@ -73,7 +73,7 @@ def test_the_cosine_keeps_unit_variance_and_the_straight_line_does_not() -> None
 
 @schedules
 def test_a_batch_holds_what_its_images_noise_and_times_make(schedule: NoiseSchedule) -> None:
-    config = Noised(Digits(batch_size=5, packaged=True, seed=3), schedule)
+    config = Noised(Digits(packaged=True), 5, schedule, seed=3)
     data = config.build()
     batch, again, other = data.batch(2), data.batch(2), data.batch(3)
     assert all(torch.equal(one, two) for one, two in zip(batch.tensors().values(), again.tensors().values()))
@@ -98,11 +98,12 @@ def test_noise_is_of_the_seed_and_images_may_be_given_with_times_of_ones_own() -
 
 
 def test_noised_data_survive_json_and_say_what_they_are() -> None:
-    config = Noised(Shapes(batch_size=3, size=10, task="kind"), Cosine())
+    config = Noised(Shapes(size=10, task="kind"), 3, Cosine())
     assert DataConfig.from_dict(config.to_dict()) == config and (config.batch_size, config.length) == (3, 1)
     data = config.build()
     assert data.describe()["classes"] == list(config.of.classes()) and list(data.documents("train")) == []
     with pytest.raises(DataError):
         data.batch(0, "test")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="found recall"):
-        Noised(Recall())
+    for wrong in (Recall(), config):
+        with pytest.raises(ConfigError, match=f"found {wrong.kind}"):
+            Noised(wrong)

@@ -12,56 +12,54 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.config import require
 from glassformer.data.batch import Batch, DataConfig, Split, check_split, generator
 from glassformer.data.images.digits import Digits
-from glassformer.data.images.image_data import ImageConfig
+from glassformer.data.images.image_data import ImageConfig, ImagesOfClasses
 from glassformer.data.images.noise import NoiseSchedule, Straight
 from glassformer.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Noised(DataConfig, kind="noised"):
+class Noised(ImageConfig, kind="noised"):
     """Images with noise in them, at times drawn evenly from 0 to 1.
 
     Args:
-        images: Which, how many per batch, and the seed of all that is drawn.
+        images: Which. Their batch size and seed give way to those beside it.
+        batch_size: Images per batch.
         schedule: How much noise there is at each time; the model's too.
+        seed: Of what is drawn.
     """
 
     images: DataConfig = field(default_factory=Digits)
+    batch_size: Count = 64
     schedule: NoiseSchedule = field(default_factory=Straight)
-
-    # an image has one time
-    length = 1
-
-    def __post_init__(self) -> None:
-        require(
-            isinstance(self.images, ImageConfig),
-            f"noised: images are data of images, as Digits() or Shapes(); found {self.images.kind}.",
-        )
+    seed: int = 0
 
     @property
     def of(self) -> ImageConfig:
-        """The data that images come from."""
-        assert isinstance(self.images, ImageConfig), "checked when it was made"
-        return self.images
+        """The images, as many as a batch has."""
+        require(
+            isinstance(self.images, ImageConfig) and not isinstance(self.images, Noised),
+            f"noised: images are data of images, as Digits() or Shapes(); found {self.images.kind}.",
+        )
+        found: Any = self.images
+        return found.replace(batch_size=self.batch_size, seed=self.seed)
 
-    @property
-    def batch_size(self) -> int:  # type: ignore[override]
-        return self.of.batch_size
+    def classes(self) -> tuple[str, ...]:
+        return self.of.classes()
 
-    @property
-    def seed(self) -> int:  # type: ignore[override]
-        return self.of.seed
+    def image(self) -> tuple[int, int]:
+        return self.of.image()
 
-    def check_sizes(self) -> None:
-        self.images.check_sizes()
+    def drawn(self, split: Split, random: torch.Generator) -> ImagesOfClasses:
+        return self.of.drawn(split, random)
 
     def check(self) -> None:
         self.of.check()
 
-    def build(self, tokenizer: Tokenizer | None = None) -> "NoisedData":
+    def build(self, tokenizer: Tokenizer | None = None) -> "NoisedData":  # type: ignore[override]
         return NoisedData(self)
 
 
@@ -76,8 +74,8 @@ class NoisedData:
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)
-        images, seed = self.config.of, self.config.seed
-        found = images.drawn(split, generator(seed, split, step))
+        seed = self.config.seed
+        found = self.config.drawn(split, generator(seed, split, step))
         random = generator(seed, "noise", split, step)
         times = torch.rand(len(found.images), generator=random)
         return noise_images(stretched(found.images), found.classes, times, self.config.schedule, random)
@@ -87,7 +85,7 @@ class NoisedData:
         yield from ()
 
     def describe(self) -> dict[str, Any]:
-        return {"noised": self.config.to_dict(), "classes": list(self.config.of.classes())}
+        return {"noised": self.config.to_dict(), "classes": list(self.config.classes())}
 
 
 def noise_images(
