@@ -54,7 +54,7 @@ UNTRAINED_STEPS = 5
 
 
 def run(case: Case) -> Measures:
-    data = Digits(batch_size=128, packaged=case["packaged"])
+    data = Digits(batch_size=64, packaged=case["packaged"])
     train, heldout = (stretched(data.every(split).images) for split in ("train", "heldout"))
     recipe = generator(case["mixer"], data, case["steps"])
     model = gf.load(case.train(recipe))
@@ -144,7 +144,7 @@ STUDY = Study(
     grid={"mixer": (SANA, UNIFORM)},
     scales={
         "smoke": Scale(2, {"steps": 3, "samples": 20, "sampling": 2, "packaged": True}),
-        "small": Scale(8, {"steps": 400, "samples": 1000, "sampling": 25, "packaged": False}),
+        "small": Scale(8, {"steps": 500, "samples": 1000, "sampling": 25, "packaged": False}),
     },
     measures={
         "distance": Measure("Fréchet distance of 1,000 samples to held-out digits, on 64 pixels from -1 to 1"),
