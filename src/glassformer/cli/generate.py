@@ -10,6 +10,7 @@ import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.edits import edits_of
+from glassformer.cli.made_images import make_images
 from glassformer.cli.options import ModelName, Output, Reading
 from glassformer.cli.output import check, deliver
 from glassformer.cli.tokens_read import TokensRead, tell
@@ -44,6 +45,7 @@ def generate(
     steer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[SITE=FILE:NAME*FACTOR ...]")] = (),
     read: tuple[str, ...] = (),
     json: Path | None = None,
+    out: Path | None = None,
     *,
     opening: Reading,
 ) -> None:
@@ -58,9 +60,11 @@ def generate(
         head -c 300 script.py | glassformer generate gpt-4l - --temperature 0
         glassformer generate attn-only-2l "def f(x, y):" --ablate L1H6 L1H3 --read L0H1.pattern --json found.json
         glassformer generate attn-only-2l "def f(x, y):" --steer "blocks.0.resid_post=vectors.safetensors:joy*4"
+        glassformer generate runs/digits-generator "0 1 2 3 4 5 6 7 8 9" --out digits.png
 
     Args:
-        text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer.
+        text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer. For a
+            model that makes images the number of a class for each of them.
         max_new_tokens: Stop after this many tokens, or at the model's end token; by default 128, as far as the context
             has room.
         temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.
@@ -77,6 +81,7 @@ def generate(
         read: Sites, or heads' (L1H6.pattern), that are recorded in --json.
         json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
             printed when it is whole.
+        out: Of a model that makes images: picture to write (.png, .svg, .pdf); images.png by default.
     """
     from glassformer.models import Sampling
 
@@ -91,6 +96,12 @@ def generate(
     output = Output(json=json)
     check(output)
     loaded = model_of(model, opening)
+    if loaded.config.denoises is not None:
+        said = drawing | {"temperature": temperature, "max-new-tokens": max_new_tokens, "beams": beams, "json": json}
+        said |= {"ablate": ablate, "steer": steer, "read": read, "beyond-context": beyond_context}
+        asked = [f"--{name}" for name, one in said.items() if one not in (None, (), False)]
+        return make_images(loaded, text, seed, out, asked)
+    require(out is None, "--out is of a model that makes images; this one writes text. Give --json FILE.")
     given, tokenizer = prompt_of(loaded, text, opening.chat), loaded.tokenizer
     if temperature is None:
         temperature = 0.0 if loaded.reads_pairs else 1.0
@@ -107,12 +118,12 @@ def generate(
     drawn, found = _drawn(loaded, inputs, sampling, beams, read, options, whole=json is not None)
     reading = _shown(inputs)
     # first, since who reads the text may have seen enough before its end
-    asked = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
-    asked |= {"temperature": None if beams is not None else temperature}
-    asked |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
-    asked |= {"chat": opening.chat or None}
+    told = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
+    told |= {"temperature": None if beams is not None else temperature}
+    told |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
+    told |= {"chat": opening.chat or None}
     with contextlib.redirect_stdout(sys.stderr):
-        deliver("generate", loaded, asked, [found], output, reading, shown=())
+        deliver("generate", loaded, told, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs
     tell(reading)
     if not loaded.reads_pairs and not opening.chat:

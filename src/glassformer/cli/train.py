@@ -156,15 +156,18 @@ def _reached(config: "TrainConfig", folder: Path) -> str:
 
     last = read_metrics(folder)[-1]
     loss = last.get("heldout_loss")
-    measured = (
-        ""
-        if loss is None
-        else spoken(", held-out loss {loss:.4g} nats (on {what})", loss=loss, what=last["heldout_on"])
-    )
+    measured = "" if loss is None else _measured(config, loss, last["heldout_on"])
     place = run_steps.at(folder, last["step"])
     done = spoken("done: {folder}, step {n} of {all}", folder=folder, n=last["step"], all=config.steps)
     where = spoken("model: {place}; load it with glassformer.load({folder!r})", place=place, folder=str(folder))
     return f"{done}{measured}\n{where}"
+
+
+def _measured(config: "TrainConfig", loss: float, on: str) -> str:
+    """Return what the held-out loss came to, in its unit."""
+    if config.model.denoises is not None:
+        return spoken(", held-out squared error {loss:.4g} (on {what})", loss=loss, what=on)
+    return spoken(", held-out loss {loss:.4g} nats (on {what})", loss=loss, what=on)
 
 
 def _recipe(name: str) -> "TrainConfig":

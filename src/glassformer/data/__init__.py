@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.grammar import ZhEnConfig
-from glassformer.data.images import Digits, Shape, Shapes
+from glassformer.data.images import (
+    Cosine,
+    Digits,
+    Noised,
+    NoiseSchedule,
+    Shape,
+    Shapes,
+    Straight,
+    noise_images,
+    stretched,
+)
 from glassformer.data.marks import UNMARKED, Marks, Spelled, marks
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
@@ -78,6 +88,7 @@ __all__ = [
     "Brackets",
     "Contrast",
     "Copy",
+    "Cosine",
     "Data",
     "DataConfig",
     "Digits",
@@ -93,6 +104,8 @@ __all__ = [
     "ModularSum",
     "NGramModel",
     "Needle",
+    "NoiseSchedule",
+    "Noised",
     "Pair",
     "Pairs",
     "Phrase",
@@ -112,6 +125,7 @@ __all__ = [
     "SkipTrigram",
     "Spelled",
     "Split",
+    "Straight",
     "TemplateFit",
     "TemplateText",
     "TemplateTextData",
@@ -129,12 +143,14 @@ __all__ = [
     "induction",
     "lack_of_tokenizer",
     "marks",
+    "noise_images",
     "phrases",
     "published",
     "python_stdlib",
     "read_pairs",
     "read_source",
     "repeated_arguments",
+    "stretched",
     "subject_verb_agreement",
     "templates_for",
     "train_bpe",

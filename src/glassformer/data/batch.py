@@ -33,12 +33,15 @@ class Batch:
     Args:
         tokens: Input of the decoder, int64 `batch pos`; of what reads images these, `batch channel row column`.
         targets: The token that follows each input, int64 `batch pos`; or what is to be said of the text up to it, an id
-            of another vocabulary; or the class of each image, `batch 1`.
+            of another vocabulary; or the class of each image, `batch 1`; or, of images with noise in them, numbers like
+            theirs, `batch channel row column`.
         weight: True where the target counts in the loss, `batch pos`.
         documents: Document of each input position, counted from 0 in each row; None if a row is one document.
         lengths: Real input positions per row; what lies beyond is padding. None if every row is full.
         source: Input of the encoder, int64 `batch source_pos`; None for decoders.
         source_lengths: Real positions per source row.
+        times: How much noise each image has, from 0 to 1, float `batch`; None for what has none.
+        classes: The class that a generator is told, int64 `batch`.
     """
 
     tokens: Tensor
@@ -48,6 +51,8 @@ class Batch:
     lengths: Tensor | None = None
     source: Tensor | None = None
     source_lengths: Tensor | None = None
+    times: Tensor | None = None
+    classes: Tensor | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The batch on another device; `non_blocking` does not wait for copies out of pinned memory."""
@@ -63,8 +68,8 @@ class Batch:
         return dataclasses.replace(self, **{name: value[:count] for name, value in self.tensors().items()})
 
     def check_targets(self, size: int) -> None:
-        """Raise `TokenOutOfRange` for a target that a model with so many outputs has no logit of."""
-        if not self.targets.numel():
+        """Raise `TokenOutOfRange` for a target that a model with so many outputs has no logit of; numbers are none."""
+        if not self.targets.numel() or self.targets.is_floating_point():
             return
         low, high = int(self.targets.min()), int(self.targets.max())
         if low < 0 or high >= size:

@@ -29,6 +29,7 @@ from glassformer.attention.merge import MergeHeads
 from glassformer.attention.projections import Projection
 from glassformer.models.adaptive_softmax import Tail
 from glassformer.models.decoder import DecoderConfig
+from glassformer.models.denoiser import Condition, VelocityHead
 from glassformer.models.embedding import Embedding, PositionTable, Unembedding
 from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
@@ -147,6 +148,9 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         found.update(dict.fromkeys(("embedding", "unembedding"), 2 * length * width * config.d_model))
     if config.patches is not None:
         found["embedding"] = 2 * (length - config.patches.outside) * config.patches.n_pixels * config.d_model
+        if (denoises := config.denoises) is not None:
+            found["embedding"] += 2 * (denoises.d_time + config.d_model) * config.d_model
+            found["unembedding"] = 2 * length * config.d_model * config.patches.n_pixels
     if isinstance(config, EncoderConfig) and config.readout is not None:
         found["readout"] = 2 * length * config.d_model**2
     if config.output_layer is not None:
@@ -222,6 +226,12 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     elif isinstance(module, PatchVectors):
         yield from parameters_of("embedding", module.map)
         yield "embedding", 0 if module.first is None else module.first.numel()
+    elif isinstance(module, Condition):
+        yield from parameters_of("embedding", module.of_time)
+        yield from parameters_of("embedding", module.time)
+        yield "embedding", module.classes.numel()
+    elif isinstance(module, VelocityHead):
+        yield from parameters_of("unembedding", module.map)
     elif isinstance(module, Tail):
         yield "unembedding", _count(module)
     elif isinstance(module, Unembedding):

@@ -14,6 +14,7 @@ from glassformer.arguments import Count, Natural
 from glassformer.attention import Grid, LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
+from glassformer.models.denoiser import Condition, Denoises
 from glassformer.models.evaluation import computed, drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.patches import Patches, PatchVectors
@@ -242,7 +243,8 @@ class Embedding(VocabularyMatrix):
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
 
     With token types (which of two texts a token belongs to), the token's vector is that of the token and its type. Of
-    an image, patches are the tokens, and there is no vocabulary: `models.patches` makes their vectors.
+    an image, patches are the tokens, and there is no vocabulary: `models.patches` makes their vectors. Of one with
+    noise in it, time and class are part of them, see `models.denoiser`.
     """
 
     def __init__(
@@ -259,11 +261,14 @@ class Embedding(VocabularyMatrix):
         n_types: int = 0,
         dropout: float = 0.0,
         patches: Patches | None = None,
+        denoises: Denoises | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, path)
         self.patches = None if patches is None else PatchVectors(patches, d_model)
         grid = None if patches is None else Grid(*patches.grid, patches.outside)
         self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
+        self.condition = None if denoises is None else Condition(denoises, d_model)
+        self.at_time, self.at_class = f"{path}.time", f"{path}.class"
         self.map = None if d_embed is None else LinearMap(d_embed, d_model, bias=False)
         self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
         self.positions = None if positions is None else positions.build(d_model, max_len, grid)
@@ -289,6 +294,8 @@ class Embedding(VocabularyMatrix):
         positions: Int[Tensor, "b pos"],
         tape: Tape | None,
         types: Int[Tensor, "batch pos"] | None = None,
+        times: Float[Tensor, " batch"] | None = None,
+        classes: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         x = F.embedding(tokens, self.stored) if self.patches is None else self.patches(tokens)
         x = x if self.map is None else self.map(x)
@@ -296,6 +303,9 @@ class Embedding(VocabularyMatrix):
         if self.types is not None:
             own = self.types[:1] if types is None else F.embedding(types, self.types)
             x = x + site(tape, self.at_type, own.expand_as(x))
+        if self.condition is not None:
+            time, own = self.condition(times, classes, len(x))
+            x = x + site(tape, self.at_time, time.expand_as(x)) + site(tape, self.at_class, own.expand_as(x))
         x = site(tape, self.at_token, x)
         if self.positions is not None:
             placed = self.positions(positions, x).expand_as(x)
@@ -317,6 +327,7 @@ class Embedding(VocabularyMatrix):
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]
         names = names if self.types is None else ["type", *names]
+        names = names if self.condition is None else ["time", "class", *names]
         yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), {"d_model": self.d_model})
         if self.norm is not None:
             yield from self.norm.sites()

@@ -4,7 +4,7 @@ A masked language model is one: put the mask token at a position, and the logits
 Source: Devlin et al. 2018, "BERT".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -16,6 +16,7 @@ from glassformer.arguments import Count, Natural, Rate
 from glassformer.config import UNSAID, require
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models.block import BlockConfig, check_reads_both_ways
+from glassformer.models.denoiser import Denoises, VelocityHead
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
@@ -24,7 +25,7 @@ from glassformer.models.patches import Patches
 from glassformer.models.readout import Readout
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, make_context
-from glassformer.trace import Tape
+from glassformer.trace import Site, Tape
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         classifies: What outputs are classes of: the text or image, whose logits are those at its first position, or (of
             an image, `mean`) the mean of those at all positions; or each token. None where they are tokens.
         patches: How images are cut into tokens, if images are what it reads; layers are told the grid. None for text.
+        denoises: What it is told of images with noise in them, if it makes images: then its outputs are the numbers of
+            each patch's velocity, see `denoiser`. None for what does not.
     """
 
     vocab_size: Natural
@@ -73,6 +76,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     output_vocab_size: Count | None = None
     classifies: Literal["text", "tokens", "mean"] | None = field(default=None, metadata={UNSAID: True})
     patches: Patches | None = field(default=None, metadata={UNSAID: True})
+    denoises: Denoises | None = field(default=None, metadata={UNSAID: True})
 
     logit_cap: ClassVar[None] = None
 
@@ -98,6 +102,11 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         )
         if self.patches is not None:
             self._check_images(self.patches)
+        require(
+            self.denoises is None or (self.patches is not None and not self.patches.class_token and not self.predicts),
+            "encoder: what makes images reads patches without a class token, and has no unembedding: use "
+            "image_generator(patches, …).",
+        )
 
     def _check_images(self, patches: Patches) -> None:
         require(
@@ -125,37 +134,6 @@ class EncoderConfig(ModelConfig, kind="encoder"):
             return Encoder(self)
 
 
-def image_encoder(
-    patches: Patches,
-    d_model: int,
-    layers: Sequence[BlockConfig],
-    n_classes: int | None,
-    positions: PositionEmbedding | None = None,
-    **settings: Any,
-) -> EncoderConfig:
-    """Return an encoder that says which of some classes an image is of, with what follows from its patches filled in.
-
-    The class is read off the class token if there is one, else it is the mean of what all patches say.
-
-    Args:
-        patches: How images are cut.
-        d_model: Width of the stream.
-        layers: Its blocks; they are told the grid.
-        n_classes: How many classes there are; None for a model that ends in the stream.
-        positions: Positions added to the stream.
-        settings: Other fields of `EncoderConfig`.
-
-    Source: Dosovitskiy et al. 2020, "An Image Is Worth 16x16 Words"; the mean in place of a class token, appendix D.3.
-    """
-    head: dict[str, Any] = {"predicts": False}
-    if n_classes is not None:
-        head = {"output_vocab_size": n_classes, "classifies": "text" if patches.class_token else "mean"}
-    said: dict[str, Any] = {"unembed_bias": n_classes is not None, "tied": False} | head | settings
-    return EncoderConfig(
-        0, d_model, tuple(layers), max_len=patches.n_tokens, positions=positions, patches=patches, **said
-    )
-
-
 class Encoder(Model):
     """An encoder-only transformer."""
 
@@ -168,6 +146,7 @@ class Encoder(Model):
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
             norm=config.embed_norm, n_types=config.n_types, dropout=config.embed_dropout, patches=patches,
+            denoises=config.denoises,
         )  # fmt: skip
         if patches is not None:
             layers = tuple(layer.on_grid(patches.grid, patches.outside) for layer in layers)
@@ -176,6 +155,9 @@ class Encoder(Model):
             tied, readout = self.embed if config.tied else None, config.readout
             layer = None if readout is None else readout.build(d_model)
             self.unembed = Unembedding(config.n_outputs, d_model, tied, config.unembed_bias, readout=layer)
+        self.velocity = None
+        if config.denoises is not None and patches is not None:
+            self.velocity = VelocityHead(patches, d_model)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property
@@ -195,10 +177,14 @@ class Encoder(Model):
         start: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
         marked: Bool[Tensor, "batch pos"] | None = None,
+        times: Float[Tensor, " batch"] | None = None,
+        classes: Int[Tensor, " batch"] | None = None,
         tape: Tape | None = None,
         seed: int = 0,
     ) -> Float[Tensor, "batch pos _"]:
         """Return logits `batch pos vocab`, of the token at each position; the stream if the model predicts none.
+
+        What makes images returns the velocity of each patch's pixels, `batch pos pixel`.
 
         Classes of a text or an image are read off them by `class_logits`.
 
@@ -211,12 +197,14 @@ class Encoder(Model):
             documents: Document ids of packed rows; documents do not see each other.
             marked: Which tokens are global, for mechanisms that have such, of which there has to be one; none by
                 default, but for what these say.
+            times: How much noise each image has, of a model that is told; classes alike.
+            classes: What each is to be of.
             tape: Reads and edits.
             seed: Source of a mechanism's random draws.
 
         A tape without `logits` gets the stream at the last block it needs instead.
         """
-        x, context = self._enter(tokens, types, lengths, documents, start, seed, marked, tape)
+        x, context = self._enter(tokens, types, lengths, documents, start, seed, marked, tape, (times, classes))
         x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
 
@@ -236,9 +224,15 @@ class Encoder(Model):
         )
 
     def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0, tape: Tape | None = None) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy of a batch in nats: of each row's class, or of the targets that count."""
-        x, context = self._enter(batch.tokens, None, batch.lengths, batch.documents, None, 0, None, tape)
+        """Return the mean cross-entropy of a batch in nats: of each row's class, or of the targets that count.
+
+        Of images with noise in them it is the mean squared error of the velocity.
+        """
+        told = batch.times, batch.classes
+        x, context = self._enter(batch.tokens, None, batch.lengths, batch.documents, None, 0, None, tape, told)
         x, _ = self.stack(x, context, tape=tape)
+        if self.velocity is not None:
+            return self.velocity.loss(x, batch.targets)
         if self.config.classifies == "mean":
             # logits are an affine map of the stream, so their mean is what it makes of the mean
             x = x.mean(1, keepdim=True)
@@ -255,6 +249,8 @@ class Encoder(Model):
         start: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
         marked: Bool[Tensor, "batch pos"] | None = None,
+        times: Float[Tensor, " batch"] | None = None,
+        classes: Int[Tensor, " batch"] | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
     ) -> Float[Tensor, "batch _ d_out"]:
@@ -267,6 +263,8 @@ class Encoder(Model):
             start: See `lengths`.
             documents: See `lengths`.
             marked: See `lengths`.
+            times: What the pass was told; the stream has it. Classes alike.
+            classes: See `times`.
             at: Which positions logits are wanted for; all by default.
             tape: Reads and edits.
         """
@@ -291,12 +289,26 @@ class Encoder(Model):
             "    Put the mask token where you want a word, and read the logits there: gf.explain(model, text)."
         )
 
-    def _enter(self, tokens, types, lengths, documents, start, seed, marked, tape):
+    def makes_logits_for(self, names: Iterable[str]) -> bool:
+        asked = tuple(names)
+        return super().makes_logits_for(asked) or (self.velocity is not None and self.velocity.at in asked)
+
+    def _sites(self) -> Iterator[Site]:
+        yield from super()._sites()
+        if self.velocity is not None:
+            yield from self.velocity.sites()
+
+    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
+        if self.velocity is None or (tape is not None and not tape.logits):
+            return super()._leave(x, tape)
+        return self.velocity(x, tape)
+
+    def _enter(self, tokens, types, lengths, documents, start, seed, marked, tape, told):
         batch, length = self.embed.size(tokens)
         if self.embed.positions is not None:
             self.embed.positions.check(length)
         context = self._context(batch, length, tokens.device, lengths, documents, start, seed, marked)
-        return self.embed(tokens, self.embed.places(context.positions, start), tape, types), context
+        return self.embed(tokens, self.embed.places(context.positions, start), tape, types, *told), context
 
     def _context(self, batch, length, device, lengths, documents, start, seed, marked):
         if marked is not None:

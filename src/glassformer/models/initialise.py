@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from glassformer.attention import LinearMaps
+from glassformer.models.denoiser import Condition
 from glassformer.models.embedding import PositionTable, VocabularyMatrix
 from glassformer.models.patches import PatchVectors
 
@@ -33,6 +34,8 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
             tables = [module.matrix] if isinstance(module, VocabularyMatrix) else module.parameters()
             for own in [table for table in tables if table is not None]:
                 nn.init.normal_(own, std=0.02 if scheme == "gpt" else own.shape[1] ** -0.5)
+        elif isinstance(module, Condition):
+            nn.init.normal_(module.classes, std=0.02 if scheme == "gpt" else module.classes.shape[1] ** -0.5)
         elif isinstance(module, PatchVectors) and module.first is not None:
             nn.init.normal_(module.first, std=0.02 if scheme == "gpt" else len(module.first) ** -0.5)
 

@@ -16,6 +16,7 @@ from glassformer.config import Config, require
 from glassformer.data.tokenizer import Specials, Tokenizer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
+from glassformer.models.denoiser import Denoises
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
 from glassformer.models.generation_rules import NO_RULES
 from glassformer.models.output_layer import OutputLayer
@@ -52,6 +53,8 @@ class ModelConfig(Config, family=True):
     classifies: Literal["text", "tokens", "mean"] | None = None
     # how images are cut into tokens, of what reads images
     patches: Patches | None = None
+    # what it is told of images that have noise in them, of what makes images
+    denoises: Denoises | None = None
 
     @property
     def n_outputs(self) -> int:

@@ -352,12 +352,17 @@ def _images(model: "Model", patches: Patches, given: Any, whole: bool) -> Inputs
         )
     if not whole:
         raise ShapeMismatch("this model reads images, which have no padding; leave lengths= and mask= out.")
-    if in_columns := isinstance(given, Batch):
-        given.check_targets(model.config.n_outputs)
-        given = given.tokens
-    images = patches.images(given, next(model.parameters()))
+    batch = given if isinstance(given, Batch) else None
+    if batch is not None:
+        batch.check_targets(model.config.n_outputs)
+        given = batch.tokens
+    like = next(model.parameters())
+    images, told = patches.images(given, like), dict[str, Any]()
+    if (denoises := model.config.denoises) is not None:
+        said = (None, None) if batch is None else (batch.times, batch.classes)
+        told["times"], told["classes"] = denoises.told(len(images), *said, like)
     side = Side(tokens=[patches.names] * len(images))
-    return Inputs(side, None, (images,), in_columns=in_columns, notes=notes_of(model, side))
+    return Inputs(side, None, (images,), told, in_columns=batch is not None, notes=notes_of(model, side))
 
 
 def read_opening(

@@ -34,6 +34,7 @@ STUDIES = (
     "pola_entropy",
     "rank_collapse",
     "recall_by_distance",
+    "sana_generator",
     "scaled_scores",
     "sparse_cost",
     "state_cost",

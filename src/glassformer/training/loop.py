@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from glassformer.arguments import checked
-from glassformer.data import Batch, Data
+from glassformer.data import Batch, Data, Noised
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError
 from glassformer.fitting import Descent, Interrupts
@@ -299,6 +299,7 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
 
 
 def _model(config: TrainConfig, data: Data) -> Any:
+    _check_noise(config)
     _check_vocabularies(config, data)
     model = config.model.build(config.seed)
     if not model.generates and model.patches is None:
@@ -334,10 +335,32 @@ def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
             f'train: data of kind "{config.data.kind}" are {_said_of(found)}, and the model reads {_said_of(wanted)} '
             "(patches)."
         )
-    if wanted is not None and not (model.predicts and model.config.classifies in ("text", "mean")):
+    if (
+        wanted is not None
+        and not model.config.denoises
+        and not (model.predicts and model.config.classifies in ("text", "mean"))
+    ):
         raise ConfigError(
             f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
             f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
+        )
+
+
+def _check_noise(config: TrainConfig) -> None:
+    """Raise `ConfigError` unless images have noise in them where the model is told how much, and as it is told."""
+    data, denoises = config.data if isinstance(config.data, Noised) else None, config.model.denoises
+    if data is None and denoises is None:
+        return
+    if data is None or denoises is None:
+        raise ConfigError(
+            f'train: data of kind "{config.data.kind}" has {"no " if data is None else ""}noise in it, and the model '
+            f"{'is not told of any' if denoises is None else 'makes images out of noise'}. Noised(images) goes with "
+            "image_generator(…), images as they are with image_encoder(…)."
+        )
+    if data.schedule != denoises.schedule or len(data.classes()) > denoises.n_classes:
+        raise ConfigError(
+            f"train: the data have {len(data.classes())} classes and noise by {data.schedule}, the model "
+            f"{denoises.n_classes} and {denoises.schedule}."
         )
 
 

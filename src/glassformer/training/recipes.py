@@ -7,6 +7,7 @@ from glassformer.attention import Lightning, QueryKeyOnly, Rope
 from glassformer.data import (
     Digits,
     MixtureConfig,
+    Noised,
     Planted,
     Repeat,
     RepeatedText,
@@ -30,9 +31,11 @@ from glassformer.models import (
     block,
     every,
     image_encoder,
+    image_generator,
     preset,
     published_block,
     repeat,
+    sana,
 )
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
@@ -266,6 +269,16 @@ def digits() -> TrainConfig:
     return TrainConfig(model, data, optim=optim, steps=500, log_every=50, evaluate_every=100, save_every=250)
 
 
+def digits_generator() -> TrainConfig:
+    """A small generator of digits out of noise, with SANA's blocks: `glassformer generate runs/digits-generator 3`."""
+    data = Noised(Digits(), batch_size=128)
+    patches = Patches(data.image(), 2)
+    layers = sana(4, n_heads=4, grid=patches.grid)
+    model = image_generator(patches, 64, layers, len(data.classes()), init="xavier")
+    optim = OptimConfig(lr=2e-3, warmup=50, floor=0.0, betas=(0.9, 0.98))
+    return TrainConfig(model, data, optim=optim, steps=1500, log_every=50, evaluate_every=250, save_every=500)
+
+
 def minimax_8l() -> TrainConfig:
     """Eight layers in the shape of MiniMax-01 on Python: seven of lightning, one of softmax, experts evenly busy."""
     data = TextConfig(batch_size=8, length=128, vocab_size=1024)
@@ -292,6 +305,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
     "digits": digits,
+    "digits-generator": digits_generator,
     "gpt-4l": gpt_4l,
     "hybrid-4l": hybrid_4l,
     "memorisation": memorisation,

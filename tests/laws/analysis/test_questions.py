@@ -35,7 +35,7 @@ PARTS = {
     "accuracy", "answer_rank", "average_traces", "calibration_error", "class_loss", "frequent_tokens", "grid",
     "kl_divergence", "log_probability", "logit", "logit_difference", "metric_named", "next_token_loss", "one_by_one",
     "position_bias", "position_scores", "probability", "read_history", "regenerate", "residual_ratio", "rotate",
-    "rotation", "short_circuit_edits", "subject_deviation", "token_loss", "with_gates", "with_scales",
+    "rotation", "short_circuit_edits", "subject_deviation", "token_loss", "velocity_loss", "with_gates", "with_scales",
 }  # fmt: skip
 # what an analysis of one pass cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from glassformer.analysis.behaviour import short_circuit
 from glassformer.analysis.causal import ablate_each
 from glassformer.analysis.heads import evaluate_heads
 from glassformer.analysis.learning import Trajectory
-from glassformer.data import Needle, UnseenWords
+from glassformer.data import Digits, Needle, UnseenWords, noise_images, stretched
 from glassformer.data.batch import next_token_batch
 from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable
@@ -33,6 +33,7 @@ from glassformer.studies import (
     path_collapse,
     phase_change,
     pola_entropy,
+    sana_generator,
     two_layers_for_induction,
     why_softmax,
 )
@@ -266,3 +267,25 @@ def test_entropies_are_those_of_weights_over_their_sum_and_powers_are_put_on_fea
     for power in (1, 2):
         weights = products.pow(power).sum(-1)
         close(pola_entropy.same_signs(q, q, power), weights / weights.sum(-1, keepdim=True))
+
+
+def test_generators_have_as_many_parameters_and_the_mean_is_one_of_all_patches():
+    data = Digits(packaged=True)
+    built = {
+        mixer: sana_generator.generator(mixer, data, 1).model.build() for mixer in sana_generator.STUDY.grid["mixer"]
+    }
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in built.values()]
+    assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[0]
+    batch = noise_images(torch.zeros(1, 1, 8, 8), torch.tensor([3]), torch.tensor([0.5]))
+    run = gf.run(built[sana_generator.UNIFORM], batch, read=["pattern"])
+    for layer in range(4):
+        close(run["pattern", layer].values, torch.full((1, 4, 16, 16), 1 / 16))
+
+
+def test_samples_are_judged_by_their_pixels_and_copies_are_seen():
+    images = data = stretched(Digits(packaged=True).every("train").images)
+    assert sana_generator.nearest(images, data) < 1e-2 < sana_generator.nearest(-images, data)
+    one, other = sana_generator.halved(images, torch.Generator().manual_seed(0))
+    assert len(one) == len(other) == len(images) // 2
+    assert sana_generator.nearest(one, other) > 1
+    assert abs(sana_generator.distance(images, images)) < 1e-6 < 1 < sana_generator.distance(images, -images)

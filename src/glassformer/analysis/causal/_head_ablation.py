@@ -29,7 +29,7 @@ from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep import sweep
-from glassformer.analysis.sweep.metrics import Metric, class_loss, token_loss
+from glassformer.analysis.sweep.metrics import Metric, class_loss, token_loss, velocity_loss
 from glassformer.analysis.sweep.plan import Donor, Plan
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
@@ -319,7 +319,9 @@ def _losses(
 
 
 def _loss(model: ModelLike, batch: Batch) -> Metric:
-    """Return what is measured: the loss of each token, or of the class of each image."""
+    """Return what is measured: the loss of each token, or of the class of each image, or of its velocity."""
+    if model.config.denoises is not None:
+        return velocity_loss(model, batch.targets)
     return token_loss(batch.targets) if model.patches is None else class_loss(model, batch.targets)
 
 

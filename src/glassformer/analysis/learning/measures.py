@@ -76,7 +76,7 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
 
 def class_measures(model: ModelLike, data: Data, batches: int = 8) -> dict[str, Any]:
     """Return `accuracy`, the share of held-out images whose class is the likeliest."""
-    if model.patches is None:
+    if model.patches is None or not model.predicts:
         return {}
     right, n = 0, 0
     for batch in (data.batch(i, "heldout").to(place_of(model)) for i in range(batches)):

@@ -18,6 +18,7 @@ from glassformer.analysis.sweep.metrics import (
     next_token_loss as next_token_loss,
     probability as probability,
     token_loss as token_loss,
+    velocity_loss as velocity_loss,
 )
 from glassformer.analysis.sweep.plan import (
     Donor as Donor,

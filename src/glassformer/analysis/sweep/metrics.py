@@ -25,7 +25,8 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import answer_id
 from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.models import Model, ModuleLike
+from glassformer.models import Model, ModuleLike, patchify
+from glassformer.models.denoiser import VelocityHead
 from glassformer.trace import At, Site
 from glassformer.words import sentence
 
@@ -221,6 +222,21 @@ def class_loss(model: Model, targets: Int[Tensor, "batch one"]) -> Metric:
     return Metric(
         sentence("class loss"), lambda logits: _losses(model.class_logits(logits)[..., None, :], targets), (), None,
         axes=("pos",),
+    )  # fmt: skip
+
+
+def velocity_loss(model: Model, targets: Float[Tensor, "batch channel row column"]) -> Metric:
+    """Metric "squared error of the velocity", a mean over pixels, which keeps the axis `pos` with one entry.
+
+    Args:
+        model: One that makes images.
+        targets: The velocity of each pixel.
+    """
+    assert model.patches is not None, "what makes images reads patches"
+    wanted = patchify(targets, model.patches.size)
+    return Metric(
+        sentence("squared error of the velocity"), lambda v: (v - wanted).square().mean((-1, -2))[..., None],
+        site=VelocityHead.at, axes=("pos",),
     )  # fmt: skip
 
 

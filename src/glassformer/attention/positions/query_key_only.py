@@ -12,7 +12,7 @@ from glassformer.attention.positions.positions import Positions, PositionsConfig
 
 
 def sinusoids(
-    positions: Int[Tensor, "..."],
+    positions: Int[Tensor, "..."] | Float[Tensor, "..."],
     d_model: int,
     layout: Literal["interleaved", "halves"] = "interleaved",
     slowest: bool = False,
@@ -20,7 +20,7 @@ def sinusoids(
     """Sinusoidal positions: sines and cosines of position * 10000^(-2t/d_model) in float64.
 
     Args:
-        positions: Positions.
+        positions: Positions, or times.
         d_model: Number of sines and cosines together.
         layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
         slowest: Let the last frequency be 1/10000, by exponents of t / (d_model / 2 - 1).
