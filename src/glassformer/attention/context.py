@@ -111,17 +111,17 @@ class Documents(Term):
     """Positions see each other within a document: as many in a row as have one id."""
 
     ids: Int[Tensor, "batch key"]
+    # each position's document, counted from 0 in each row
+    number: Int[Tensor, "batch key"] = field(init=False)
     reflexive: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        begins = self.ids[:, 1:] != self.ids[:, :-1]
+        object.__setattr__(self, "number", torch.nn.functional.pad(begins.cumsum(-1), (1, 0)))
 
     @property
     def batch(self) -> int:  # type: ignore[override]
         return self.ids.shape[0]
-
-    @cached_property
-    def number(self) -> Int[Tensor, "batch key"]:
-        """Each position's document, counted from 0 in each row."""
-        begins = self.ids[:, 1:] != self.ids[:, :-1]
-        return torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, ...], ...]:

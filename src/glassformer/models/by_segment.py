@@ -7,7 +7,7 @@ Within a segment each token has a read before it: a vector that was found for it
 and token by turns; what attends along that row meets each segment as a text of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glassformer.attention import Context, causal, documents
 from glassformer.attention.kernels.chunk_layout import text_positions
-from glassformer.trace import Site, Tape
+from glassformer.trace import Tape
 
 
 def pieces(context: Context, n: int, segment: int, name: str) -> list[tuple[int, int]]:
@@ -89,37 +89,31 @@ def by_turns(
 
 
 class Pieces(Tape):
-    """A tape for pieces of a pass: it reads what that of the pass wants, for `told` to hand over when all are through.
+    """A tape for pieces of a pass: it reads what that of the pass wants, for it to be told when all are through.
 
     Args:
         tape: That of the pass.
-        sites: What is visited in pieces.
+        names: Sites that are visited in pieces.
     """
 
-    def __init__(self, tape: Tape, sites: Iterable[Site]) -> None:
-        self.tape = tape
-        self.of_sites = {found.name: found for found in sites if tape.wants(found.name)}
-        self.wanted = set(self.of_sites)
-        self.found: dict[str, list[Tensor]] = {name: [] for name in self.of_sites}
+    def __init__(self, tape: Tape, names: Iterable[str]) -> None:
+        self.found: dict[str, list[Tensor]] = {name: [] for name in names if tape.wants(name)}
+        self.wanted = set(self.found)
 
     def visit(self, name: str, value: Tensor) -> Tensor:
         if name in self.found:
             self.found[name].append(value)
         return value
 
-    def joined(self, name: str) -> Tensor:
-        """Return what a site was in all pieces, along its axis of positions."""
-        axes, values = self.of_sites[name].axes, self.found[name]
-        along = next(axis for axis in axes if axis in ("pos", "query", "key"))
-        return torch.cat(values, axes.index(along) - len(axes))
+
+def along(axes: Sequence[str]) -> int:
+    """Return which of a site's axes counts positions, from the right."""
+    return next(i for i, axis in enumerate(axes) if axis in ("pos", "query", "key")) - len(axes)
 
 
-def tokens_of(value: Tensor, site: Site) -> Tensor:
-    """Return what a site of reads and tokens by turns is at tokens."""
-    along = next(axis for axis in site.axes if axis in ("pos", "query"))
-    return value.unflatten(site.axes.index(along) - len(site.axes), (-1, 2)).select(
-        site.axes.index(along) - len(site.axes), 1
-    )
+def at_tokens(values: Tensor, axis: int) -> Tensor:
+    """Return values of reads and tokens by turns at tokens alone; the axis is counted from the right."""
+    return values.unflatten(axis, (-1, 2)).select(axis, 1)
 
 
 def placed(

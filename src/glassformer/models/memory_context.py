@@ -46,7 +46,7 @@ from glassformer.attention import (
 )
 from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
-from glassformer.models.by_segment import Pieces, beside_reads, by_turns, pieces, placed, tokens_of
+from glassformer.models.by_segment import Pieces, along, at_tokens, beside_reads, by_turns, pieces, placed
 from glassformer.models.memory_gate import normed
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
@@ -147,6 +147,9 @@ class MemoryContextLayer(SubLayerModule):
         self.ask = LinearMap(d_model, dims.n_heads * dims.d_head, bias=False)
         self.gains = nn.Parameter(torch.ones(2, d_model))
         self.kind = str(config.kind)
+        # which axis counts positions, and whether they are of reads and tokens by turns
+        of_attention = {found.name for found in self.attention.sites()}
+        self.inside = {found.name: (along(found.axes), found.name in of_attention) for found in self._inside()}
 
     def forward(
         self,
@@ -160,7 +163,7 @@ class MemoryContextLayer(SubLayerModule):
         held = self.begin(len(x), x) if state is None else state
         asked = self.ask(x).unflatten(-1, (self.memory.dims.n_heads, -1)).transpose(1, 2)
         asked = site(tape, self.at.asked, self.memory.mixer.unit(asked).to(x.dtype))
-        inner = None if tape is None else Pieces(tape, self._inside())
+        inner = None if tape is None else Pieces(tape, self.inside)
         spans, found = pieces(context, x.shape[1], self.segment, self.kind), []
         for start, stop in spans:
             rows, held = self._read(
@@ -196,16 +199,16 @@ class MemoryContextLayer(SubLayerModule):
 
     def _tell(self, tape: Tape, inner: Pieces, spans: list[tuple[int, int]], before: int) -> None:
         """Let a tape see what was inside, at tokens; keys of a carried state are columns of a pattern too."""
-        of_attention = {found.name for found in self.attention.sites()}
-        for found in self._inside():
-            if not wants(tape, found.name):
+        for name, (axis, by_pairs) in self.inside.items():
+            if not wants(tape, name):
                 continue
-            if found.quantity == "pattern":
-                value = placed(inner.found[found.name], spans, before)
+            values = inner.found[name]
+            if name == self.attention.at.pattern:
+                value = placed(values, spans, before)
             else:
-                value = inner.joined(found.name)
-                value = tokens_of(value, found) if found.name in of_attention else value
-            site(tape, found.name, value)
+                value = torch.cat(values, axis)
+                value = at_tokens(value, axis) if by_pairs else value
+            site(tape, name, value)
 
     @property
     def _rows(self) -> int:
