@@ -51,8 +51,8 @@ from glassformer.models.memory_gate import normed
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 INSIDE = (
-    "it is found segment by segment, each from what the memory has learnt of those before; edit asked, gate, out or what "
-    "the sub-layer reads."
+    "it is found segment by segment, each from what the memory has learnt of those before; edit asked, gate, out or "
+    "what the sub-layer reads."
 )
 
 
@@ -118,8 +118,8 @@ class MemoryContextState(NamedTuple):
 class MemoryContextLayer(SubLayerModule):
     """Asks the memory, lets attention read, lets the memory learn; segment by segment.
 
-    `asked` are the queries, of length one, that the memory is asked by, `recalled` what it gives for them, `gate` what multiplies, `out`
-    what is written. What both layers are inside is read at their own sites, at tokens.
+    `asked` are the queries, of length one, that the memory is asked by, `recalled` what it gives for them, `gate` what
+    multiplies, `out` what is written. What both layers are inside is read at their own sites, at tokens.
     """
 
     SITES: ClassVar[dict[str, str]] = {
@@ -140,8 +140,8 @@ class MemoryContextLayer(SubLayerModule):
         self.attention: Any = config.attention.build(d_model, 2 * self.segment, layer, f"{inside}attention")
         require(
             not self.attention.projection.stores_keys,
-            f'memory_context: projection "{config.attention.projection.kind}" keeps what keys are made of, and here keys '
-            'are kept; use "separate".',
+            f'memory_context: projection "{config.attention.projection.kind}" keeps what keys are made of, and here '
+            'keys are kept; use "separate".',
         )
         dims = self.memory.dims
         self.ask = LinearMap(d_model, dims.n_heads * dims.d_head, bias=False)

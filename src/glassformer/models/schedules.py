@@ -166,8 +166,9 @@ def titans(
         n_layers: How many blocks.
         n_heads: Heads of the memory, and of attention.
         memory: `NeuralMemory()` by default.
-        used: The memory opens what attention writes (`gate`); or stands before its tokens as well (`context`); or is a
-            sub-layer before it (`layer`), or in its place (`alone`), where windows and learned tokens are not asked for.
+        used: The memory opens what attention writes (`gate`); what it knows stands before the tokens besides
+            (`context`); or it is a sub-layer before attention (`layer`), or in its place (`alone`), where windows and
+            learned tokens are not asked for.
         window: Each query sees keys less than this many positions away; as `context` those of its segment, which is a
             chunk of the memory, and `window` is not asked for.
         tokens: Learned tokens that every query sees.

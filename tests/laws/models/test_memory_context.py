@@ -198,7 +198,7 @@ def test_what_is_found_on_the_way_can_be_read_and_not_edited() -> None:
 
 def test_a_memory_that_cannot_be_asked_and_keys_that_are_not_kept_are_refused() -> None:
     long, near = Attention(2, mixer=NeuralMemory()), Attention(2, mixer=Persistent())
-    with pytest.raises(ConfigError, match='"linear_memory" or "neural_memory".*found "softmax"'):
+    with pytest.raises(ConfigError, match=r'"linear_memory" or "neural_memory".*found "softmax"'):
         MemoryContext(Attention(2), near)
     with pytest.raises(ConfigError, match="Leave its window out"):
         MemoryContext(long, Attention(2, mixer=Persistent(window=4)))
