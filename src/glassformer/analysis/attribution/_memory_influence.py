@@ -81,7 +81,6 @@ def memory_influence(
     """Measure how much what memories that learn while they read give depends on each position before.
 
     Args:
-        model: A decoder or an encoder-decoder.
         text: Text or ids, one row; the source of an encoder-decoder.
         told: By the values alone, or by what the layer reads, with queries, keys and gates made of it.
         positions: Positions at which memories are read, `all` for a map of the whole sequence.

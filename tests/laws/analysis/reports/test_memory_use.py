@@ -34,7 +34,7 @@ def explained(name: str) -> tuple[Decoder, Explanation]:
 def test_shares_of_a_row_sum_to_one_and_are_those_of_the_run(name: str) -> None:
     model, found = explained(name)
     run = gf.run(model, IDS, read="*")
-    expected: dict[str, list[tuple[str, bool, bool, bool]]] = {
+    expected: dict[str, list[tuple[Any, ...]]] = {
         "context": [(f"L{i} mac", True, True, True) for i in range(2)],
         "gate": [(f"L{i} mag", True, False, True) for i in range(2)],
         "layer": [(f"L{i} {part}", *has) for i in range(2) for part, *has in (
