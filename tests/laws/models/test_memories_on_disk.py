@@ -63,14 +63,14 @@ def test_a_state_from_a_file_is_the_same_and_generation_goes_on_as_it_would(
 ) -> None:
     """Across segments and within one: both cuts lie in the middle of a chunk, a segment and a window."""
     found = model(name, dtype)
-    for cut in (1, 6, 10):
+    for cut in (1, 6):
         path = tmp_path / f"{name}-{dtype}-{cut}.safetensors"
         _, state = found(TEXT[:, :cut], state=found.begin(2))
         written(state, path)
         again = read_back(found, path, cut, 2)
         for here, there in zip(tensors(state.layers), tensors(again.layers), strict=True):
             assert here.dtype == there.dtype and torch.equal(here, there)
-        ends = [continued(found, held, TEXT[:, cut : cut + 1], 5) for held in (state, again)]
+        ends = [continued(found, held, TEXT[:, cut : cut + 1], 4) for held in (state, again)]
         assert all(map(torch.equal, ends[0][0], ends[1][0]))
         assert all(map(torch.equal, tensors(ends[0][1].layers), tensors(ends[1][1].layers)))
 

@@ -74,29 +74,25 @@ def test_no_output_has_a_gradient_of_any_later_token(memory: Any) -> None:
 
 
 def test_the_form_that_the_paper_prints_foretells_tokens_by_both_of_its_ways() -> None:
-    """Reads of the whole segment before all of its tokens; and a memory that has read the segment opens what it writes.
+    """Of one segment: reads of all of it before all of its tokens, and a memory asked behind it, not on the way."""
+    found, x = layer(NeuralMemory(chunk=3)), stream(1, 3).requires_grad_()
+    context, behind = causal_context(x), make_context(1, 3, x.device, is_causal=True, past=3)
 
-    One segment of one head, without projections: whoever attends to all reads, or asks the memory behind the segment,
-    has a gradient of later tokens; with the mask of reads, and each position's own memory, there is none.
-    """
-    n = 4
-    memory = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    def asked(u: Tensor) -> Tensor:
+        return found.memory.mixer.unit(found.ask(u).unflatten(-1, (2, -1)).transpose(1, 2))
 
-    def written(x: Tensor, all_reads: bool, behind: bool) -> Tensor:
-        causal = torch.ones(n, n, dtype=torch.bool).tril()
-        seen = torch.cat((causal | all_reads, causal), -1)
-        keys = torch.cat((x @ memory, x))
-        y = (x @ keys.T).masked_fill(~seen, -torch.inf).softmax(-1) @ keys
-        # one step down the gradient of |y M - y|^2 for each token, and what the tokens find
-        steps = (y[:, :, None] * (y @ memory - y)[:, None]).cumsum(0)
-        learnt = memory - 0.1 * (steps[-1:].expand_as(steps) if behind else steps)
-        return y * (y[:, None] @ learnt)[:, 0].sigmoid()
+    def attended(both: Tensor) -> Tensor:
+        return found.attention(both, causal_context(both))[0]
 
-    x = stream(1, n, d_model=6)[0].requires_grad_()
-    for all_reads, behind in ((False, False), (True, False), (False, True)):
-        out = written(x, all_reads, behind)
-        later = torch.autograd.grad(out[0].sum(), x)[0][1:].abs().max()
-        assert (later > 1e-6) == (all_reads or behind) and ((later == 0) != (all_reads or behind))
+    state = found.begin(1, x).memory
+    reads = found.recalled(asked(x), x, context, state)
+    y = attended(torch.stack((reads, x), 2).flatten(1, 2))[:, 1::2]
+    m, learnt = found.memory(y, context, state=state)
+    printed = attended(torch.cat((reads, x), 1))[:, 3:], found.recalled(asked(y), y, behind, learnt)
+    for written, foretells in ((y, False), (m, False), *((each, True) for each in printed)):
+        (gradient,) = torch.autograd.grad(written[0, 0].square().sum(), x, retain_graph=True)
+        later = gradient[0, 1:].abs().max()
+        assert later > 1e-6 if foretells else later == 0
 
 
 @in_one_pass
@@ -181,6 +177,7 @@ def test_the_state_is_as_large_before_a_text_as_behind_a_long_one() -> None:
 def test_beams_go_on_as_rows_by_themselves() -> None:
     layers = titans(2, n_heads=2, memory=NeuralMemory(chunk=3), used="context", tokens=2, mlp=Mlp(8))
     model = randomise(DecoderConfig(11, 12, layers, max_len=64).build(0).double().eval(), 0, std=0.4)
+    model.requires_grad_(False)
     best = beam_search(model, [[3, 1, 4, 1, 5]], n_beams=4, max_new_tokens=5).best[0]
     logits = model(torch.tensor([[3, 1, 4, 1, 5, *best.tokens]])).log_softmax(-1)[0]
     total = sum(float(logits[4 + i, token]) for i, token in enumerate(best.tokens))
