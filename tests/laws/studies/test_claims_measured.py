@@ -17,6 +17,8 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.files import json_text
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
+from glassformer.models import patchify
+from glassformer.models.accounting import count_parameters
 from glassformer.studies import (
     balanced_experts,
     differential_distractors,
@@ -27,12 +29,15 @@ from glassformer.studies import (
     induction_heads,
     key_norms_beyond_length,
     linear_patterns,
+    macaron_halves,
     memorisation,
     noam_and_cosine,
     output_layers,
     path_collapse,
     phase_change,
+    pola_accuracy,
     pola_entropy,
+    sana_places,
     two_layers_for_induction,
     why_softmax,
 )
@@ -266,3 +271,35 @@ def test_entropies_are_those_of_weights_over_their_sum_and_powers_are_put_on_fea
     for power in (1, 2):
         weights = products.pow(power).sum(-1)
         close(pola_entropy.same_signs(q, q, power), weights / weights.sum(-1, keepdim=True))
+
+
+def test_rows_without_mass_have_no_entropy_to_be_averaged():
+    rows = torch.tensor([[[2.0, 2.0], [0.0, 0.0]], [[0.0, 3.0], [1.0, 1.0]]], dtype=torch.float64)
+    close(pola_accuracy.entropy(rows), torch.tensor([math.log(2), 0.0, math.log(2)], dtype=torch.float64))
+
+
+def test_models_that_are_compared_have_as_many_parameters_to_two_hundredths():
+    for task in pola_accuracy.TASKS:
+        counts = [
+            sum(count_parameters(pola_accuracy.encoder(mixer, task, pola_accuracy.neurons(mixer, task))).values())
+            for mixer in pola_accuracy.STUDY.grid["mixer"]
+        ]
+        assert max(counts) < 1.02 * min(counts)
+
+
+def test_moved_patches_are_those_of_the_image_in_other_places():
+    images = torch.arange(2.0 * 256).view(2, 1, 16, 16)
+    found = sana_places.moved(images, torch.Generator().manual_seed(0))
+    assert not torch.equal(found, images)
+    for one, other in zip(patchify(images, 4), patchify(found, 4), strict=True):
+        assert sorted(one.tolist()) == sorted(other.tolist())
+
+
+def test_halves_are_of_second_order_where_they_are_solved_and_of_first_by_steps_of_euler():
+    generator = torch.Generator().manual_seed(0)
+    fields = [torch.randn(4, 4, generator=generator, dtype=torch.float64) * 0.4 for _ in range(2)]
+    start, exact = torch.ones(4, 1, dtype=torch.float64), macaron_halves.SOLVERS["exact"]
+    for kind, order in (("usual", 1), ("macaron", 2), ("attention halved", 2)):
+        assert macaron_halves.order(exact, fields, start, kind) == pytest.approx(order, abs=0.05)
+    euler = macaron_halves.SOLVERS["euler"]
+    assert macaron_halves.order(euler, fields, start, "macaron") == pytest.approx(1, abs=0.05)
