@@ -97,7 +97,7 @@ STUDY = Study(
     question="Do half steps around attention help, and of which order are they?",
     run=run,
     grid={"block": (USUAL, MACARON, AROUND)},
-    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(5, {"steps": 400})},
+    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(5, {"steps": 250})},
     measures={
         "share_unlearned": Measure("Loss above the best there is, of what guessing symbols is above it"),
         "parameters": Measure("Parameters of the model"),

@@ -1,7 +1,7 @@
 """SANA's blocks without positions: does the convolution of the Mix-FFN say where things are?
 
 Linear attention and a mean over patches see a bag of them, and an MLP sees one patch at a time: of an image and of the
-same patches in other places such a model says the same. The question asked here, on which side of a disc a square lies,
+same patches in other places such a model says the same. The question asked here, on which side of a bar a square lies,
 is answered by places alone, so that what it cannot tell it has to guess. A convolution sees what is beside what, and,
 since it takes zeros for what lies outside, where the image ends.
 """
@@ -100,7 +100,7 @@ STUDY = Study(
     question="Does the convolution of the Mix-FFN tell places, where there are no positions?",
     run=run,
     grid={"layer": (PLACED, MIX, POINTWISE)},
-    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 300})},
+    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 200})},
     measures={
         "accuracy": Measure("Share of held-out images that are answered right; guessing finds 0.25", learned=True),
         "moved": Measure("The same with the patches of each image in other places, drawn at random"),

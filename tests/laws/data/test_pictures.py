@@ -26,7 +26,7 @@ def test_the_class_of_drawn_shapes_is_what_their_scene_says(task: Any) -> None:
         elif task == "side":
             (up, left), (other_up, other_left) = (divmod(shape.quarter, 2) for shape in scene)
             expected = {(0, -1): "left", (0, 1): "right", (-1, 0): "above", (1, 0): "below"}
-            assert kinds == ["square", "disc"]
+            assert kinds == ["square", "bar"]
             assert config.classes()[config.answer(scene)] == expected[up - other_up, left - other_left]
         elif task == "marked":
             assert [shape.quarter for shape in scene[1:]] == [0, 1, 2, 3]
@@ -66,16 +66,16 @@ def test_classes_of_drawn_shapes_are_as_frequent_and_no_part_of_a_scene_tells_th
 def test_on_which_side_a_shape_lies_is_nothing_that_its_patches_tell() -> None:
     config = Shapes(task="side")
     scenes = config.scenes("train", torch.Generator().manual_seed(0))
-    square, disc = next(scenes)
+    square, bar = next(scenes)
 
     def patches(*scene: Shape) -> list[tuple[float, ...]]:
         found = patchify(config.picture(scene)[None, None], 4)[0]
         return sorted(tuple(patch.tolist()) for patch in found)
 
-    moved = [(square._replace(quarter=a), disc._replace(quarter=b)) for a in range(4) for b in range(4) if a + b != 3]
+    moved = [(square._replace(quarter=a), bar._replace(quarter=b)) for a in range(4) for b in range(4) if a + b != 3]
     scenes_there_are = [scene for scene in moved if scene[0].quarter != scene[1].quarter]
     assert {config.answer(scene) for scene in scenes_there_are} == {0, 1, 2, 3}
-    assert all(patches(*scene) == patches(square, disc) for scene in scenes_there_are)
+    assert all(patches(*scene) == patches(square, bar) for scene in scenes_there_are)
 
 
 def test_shapes_of_one_size_differ_from_each_other() -> None:

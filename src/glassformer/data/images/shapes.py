@@ -1,7 +1,7 @@
 """Drawn shapes: squares, discs, rings, crosses and bars at random places and in random sizes, with a question.
 
     kind      one shape: which kind is it?
-    side      a square and a disc, side by side or one above the other: where does the square lie, seen from the disc?
+    side      a square and a bar, side by side or one above the other: where does the square lie, seen from the bar?
     marked    a shape in each quarter, and a line in the upper left corner of one: which kind is the shape there?
     same      two shapes: are they of one kind?
     count     how many of the others are of the kind of the shape in the top left quarter?
@@ -141,11 +141,11 @@ class Shapes(ImageConfig, kind="shapes"):
         return self._same(numbers) if self.task == "same" else self._count(numbers)
 
     def _side(self, numbers: list[float]) -> tuple[Shape, ...]:
-        """Return a square and a disc in two quarters that touch, each side of the disc as often."""
+        """Return a square and a bar in two quarters that touch, each side of the bar as often."""
         apart = list(SIDES.values())[int(numbers[0] * len(SIDES))]
         upper_left = int(numbers[1] * 2) * (2 if abs(apart) == 1 else 1)
         square = upper_left + max(apart, 0)
-        return self._shape("square", square, numbers[2:5]), self._shape("disc", square - apart, numbers[5:8])
+        return self._shape("square", square, numbers[2:5]), self._shape("bar", square - apart, numbers[5:8])
 
     def _same(self, numbers: list[float]) -> tuple[Shape, ...]:
         """Return two shapes in two quarters, of one kind in half of all scenes."""
