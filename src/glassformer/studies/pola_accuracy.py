@@ -132,7 +132,7 @@ def more(mixer: str, than: str, task: str, measure: str = "accuracy") -> Quantit
     return of(mixer, task, measure) - of(than, task, measure)
 
 
-ENOUGH = {SHAPES: 0.7, DIGITS: 0.85}
+ENOUGH = {SHAPES: 0.6, DIGITS: 0.8}
 LEARNED = {task: (Condition(f"Softmax learns the {task}", of(SOFTMAX, task), above(ENOUGH[task])),) for task in TASKS}
 
 
