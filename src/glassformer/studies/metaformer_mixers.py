@@ -1,11 +1,12 @@
 """MetaFormer's frame: what a block learns whose mixer looks at no token, and what it does not.
 
 To recall what came with a key is to route: which position matters is known by comparing tokens. To say what follows a
-symbol of a first-order chain takes no other position, and of a third-order one those at three fixed places. The frame
-is the same for all: norm, mixer, MLP, and embeddings of positions.
+symbol of a chain takes no other position. The frame is the same for all: norm, mixer, MLP, and embeddings of positions.
+What the matrices around attention weigh, other mixers have in neurons.
 """
 
 import math
+from functools import cache
 
 import torch
 
@@ -14,6 +15,7 @@ from glassformer.attention import Softmax
 from glassformer.data import Markov, Recall
 from glassformer.data.tasks.task import TaskConfig
 from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, block, metaformer, repeat
+from glassformer.models.accounting import count_parameters
 from glassformer.study import (
     MAJORITY,
     Case,
@@ -31,18 +33,20 @@ from glassformer.study import (
 )
 from glassformer.training import OptimConfig, TrainConfig
 
-ATTENTION, IDENTITY, POOLING, RANDOM, LINEAR, MLP = "attention", "identity", "pooling", "random", "linear", "mlp"
-WIDTH, LENGTH, DEPTH, BATCHES = 64, 24, 2, 16
-ROUTED, CHAIN, LONG_CHAIN = "recall", "chain", "chain of order 3"
+ATTENTION, IDENTITY, POOLING = "attention", "identity", "pooling"
+WIDTH, LENGTH, DEPTH, BATCHES, SYMBOLS = 64, 24, 2, 8, 16
+# attention with these neurons in its MLP says how many parameters everybody has
+NEURONS = 128
+ROUTED, CHAIN = "recall", "chain"
 TASKS: dict[str, TaskConfig] = {
-    ROUTED: Recall(batch_size=32, length=LENGTH, n_pairs=4, n_keys=16, n_values=16),
-    CHAIN: Markov(batch_size=32, length=LENGTH, n_symbols=16),
-    LONG_CHAIN: Markov(batch_size=32, length=LENGTH, n_symbols=4, order=3),
+    ROUTED: Recall(batch_size=32, length=LENGTH, n_pairs=4, n_keys=SYMBOLS, n_values=SYMBOLS),
+    CHAIN: Markov(batch_size=32, length=LENGTH, n_symbols=SYMBOLS),
 }
 
 
-def blocks(mixer: str) -> BlockConfig:
-    mlp = Mlp(2 * WIDTH)
+def blocks(mixer: str, width: int) -> BlockConfig:
+    """Return a block with so many neurons in its MLP."""
+    mlp = Mlp(width)
     if mixer == ATTENTION:
         # keys know what came before them: recall is what routing is asked for here, not how pairs are joined
         return block(Softmax(), n_heads=4, mlp=mlp, smeared=True)
@@ -58,19 +62,33 @@ def run(case: Case) -> Measures:
         with torch.no_grad():
             logits = model(batch.tokens)
         losses.append(torch.nn.functional.cross_entropy(logits[batch.weight], batch.targets[batch.weight]))
-    least, guessed = data.optimal_loss(), math.log(4 if case["task"] == LONG_CHAIN else 16)
+    least, guessed = data.optimal_loss(), math.log(SYMBOLS)
     return {
         "share_unlearned": (float(torch.stack(losses).mean()) - least) / (guessed - least),
         "parameters": float(sum(p.numel() for p in model.parameters())),
     }
 
 
+@cache
+def neurons(mixer: str, task: str) -> int:
+    """Return how many neurons give a model as many parameters as attention has."""
+
+    def parameters(name: str, width: int) -> int:
+        return sum(count_parameters(decoder(name, task, width)).values())
+
+    less = parameters(mixer, 1)
+    each = parameters(mixer, 2) - less
+    return 1 + round((parameters(ATTENTION, NEURONS) - less) / each)
+
+
+def decoder(mixer: str, task: str, width: int) -> DecoderConfig:
+    n_words = TASKS[task].build().vocab_size
+    return DecoderConfig(n_words, WIDTH, repeat(blocks(mixer, width), DEPTH), max_len=LENGTH, positions=Learned())
+
+
 def recipe(mixer: str, task: str, steps: int) -> TrainConfig:
+    model, optim = decoder(mixer, task, neurons(mixer, task)), OptimConfig(lr=3e-3, warmup=50)
     data = TASKS[task]
-    model = DecoderConfig(
-        data.build().vocab_size, WIDTH, repeat(blocks(mixer), DEPTH), max_len=LENGTH, positions=Learned()
-    )
-    optim = OptimConfig(lr=3e-3, warmup=50)
     return TrainConfig(model, data, steps=steps, optim=optim, log_every=50, evaluate_every=steps, save_every=steps)
 
 
@@ -95,34 +113,31 @@ STUDY = Study(
     "than the mixer, and pooling does nearly as well as attention",
     question="What does the frame learn without attention in it?",
     run=run,
-    grid={"mixer": (ATTENTION, IDENTITY, POOLING, RANDOM, LINEAR, MLP), "task": tuple(TASKS)},
-    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 1000})},
+    grid={"mixer": (ATTENTION, IDENTITY, POOLING), "task": tuple(TASKS)},
+    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 150})},
     measures={
         "share_unlearned": Measure(
-            "Loss above the best there is, of what guessing is above it", learned=True
+            "Loss above the best there is, of what guessing any symbol is above it; guessing one of the four values "
+            "of a row is 0.5",
+            learned=True,
         ),
         "parameters": Measure("Parameters of the model"),
     },
     claims=(
         Claim("attention-routes", "Attention learns to recall", learned(ATTENTION, ROUTED), MAJORITY),
+        Claim("attention-chain", "It learns a chain", learned(ATTENTION, CHAIN), MAJORITY),
         Claim("identity-chain", "Without any mixing the frame learns a chain", learned(IDENTITY, CHAIN), MAJORITY,
               LEARNS[CHAIN]),
         Claim("pooling-chain", "With pooling too", learned(POOLING, CHAIN), MAJORITY, LEARNS[CHAIN]),
-        Claim("identity-long", "Without mixing it does not learn what lies at three places",
-              missed(IDENTITY, LONG_CHAIN), MAJORITY, LEARNS[LONG_CHAIN]),
-        Claim("linear-long", "A matrix of places learns it", learned(LINEAR, LONG_CHAIN), MAJORITY,
-              LEARNS[LONG_CHAIN]),
         Claim("identity-recall", "Without mixing nothing is recalled", missed(IDENTITY, ROUTED), MAJORITY,
               LEARNS[ROUTED]),
         Claim("pooling-recall", "Pooling does not recall", missed(POOLING, ROUTED), MAJORITY, LEARNS[ROUTED]),
-        Claim("random-recall", "Nor does a fixed random matrix", missed(RANDOM, ROUTED), MAJORITY, LEARNS[ROUTED]),
-        Claim("mlp-recall", "Nor an MLP over places", missed(MLP, ROUTED), MAJORITY, LEARNS[ROUTED]),
     ),
     differs=(
         "The paper classifies pictures, whose pools lie on all sides; these texts are read forwards, by models of two "
         "blocks and width 64.",
         "Attention's keys are smeared with the one before, so that a pair is one key; other mixers have no keys.",
     ),
-    mechanisms=("softmax", "pooling", "token_mixing", "token_mlp", "synthesizer"),
+    mechanisms=("softmax", "pooling"),
     references={"mixer": (ATTENTION,), "task": tuple(TASKS)},
 )  # fmt: skip

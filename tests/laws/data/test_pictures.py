@@ -10,8 +10,9 @@ import torch
 from glassformer.data import DataConfig, Digits, Shape, Shapes
 from glassformer.data.images.shapes import KINDS, stamp
 from glassformer.errors import ConfigError, DataError, MissingExtra
+from glassformer.models import patchify
 
-tasks = pytest.mark.parametrize("task", ["kind", "marked", "same", "count"])
+tasks = pytest.mark.parametrize("task", ["kind", "side", "marked", "same", "count"])
 
 
 @tasks
@@ -22,6 +23,11 @@ def test_the_class_of_drawn_shapes_is_what_their_scene_says(task: Any) -> None:
         kinds = [shape.kind for shape in scene]
         if task == "kind":
             assert (config.classes()[config.answer(scene)],) == tuple(kinds)
+        elif task == "side":
+            (up, left), (other_up, other_left) = (divmod(shape.quarter, 2) for shape in scene)
+            expected = {(0, -1): "left", (0, 1): "right", (-1, 0): "above", (1, 0): "below"}
+            assert kinds == ["square", "bar"]
+            assert config.classes()[config.answer(scene)] == expected[up - other_up, left - other_left]
         elif task == "marked":
             assert [shape.quarter for shape in scene[1:]] == [0, 1, 2, 3]
             assert config.classes()[config.answer(scene)] == kinds[1 + scene[0].quarter]
@@ -49,12 +55,27 @@ def test_classes_of_drawn_shapes_are_as_frequent_and_no_part_of_a_scene_tells_th
     share = classes.bincount().float() / len(classes)
     # of 2400 draws: four standard deviations
     assert float((share - 1 / len(config.classes())).abs().max()) < 0.04
-    for kind in () if task in ("kind", "marked") else KINDS:
+    for kind in () if task in ("kind", "side", "marked") else KINDS:
         of_first = torch.tensor([scene[0].kind == kind for scene in scenes])
         told = classes[of_first].bincount(minlength=len(share)).float() / of_first.sum()
         assert float((told - share).abs().max()) < 0.1
     sizes = {shape.size for scene in scenes for shape in scene if shape.kind != "mark"}
     assert sizes == ({5, 6} if task == "marked" else {5, 6, 7, 8})
+
+
+def test_on_which_side_a_shape_lies_is_nothing_that_its_patches_tell() -> None:
+    config = Shapes(task="side")
+    scenes = config.scenes("train", torch.Generator().manual_seed(0))
+    square, bar = next(scenes)
+
+    def patches(*scene: Shape) -> list[tuple[float, ...]]:
+        found = patchify(config.picture(scene)[None, None], 4)[0]
+        return sorted(tuple(patch.tolist()) for patch in found)
+
+    moved = [(square._replace(quarter=a), bar._replace(quarter=b)) for a in range(4) for b in range(4) if a + b != 3]
+    scenes_there_are = [scene for scene in moved if scene[0].quarter != scene[1].quarter]
+    assert {config.answer(scene) for scene in scenes_there_are} == {0, 1, 2, 3}
+    assert all(patches(*scene) == patches(square, bar) for scene in scenes_there_are)
 
 
 def test_shapes_of_one_size_differ_from_each_other() -> None:
@@ -64,7 +85,9 @@ def test_shapes_of_one_size_differ_from_each_other() -> None:
         assert all(stamp(kind, size).sum() >= size for kind in KINDS)
 
 
-@pytest.mark.parametrize("config", [Shapes(), Shapes(task="same"), Shapes(task="count"), Digits(packaged=True)])
+@pytest.mark.parametrize(
+    "config", [Shapes(), Shapes(task="side"), Shapes(task="same"), Shapes(task="count"), Digits(packaged=True)]
+)
 def test_no_image_is_in_both_splits(config: DataConfig) -> None:
     data = config.build()
     train, heldout = (

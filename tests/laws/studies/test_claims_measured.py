@@ -17,6 +17,8 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.files import json_text
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
+from glassformer.models import patchify
+from glassformer.models.accounting import count_parameters
 from glassformer.studies import (
     balanced_experts,
     differential_distractors,
@@ -27,13 +29,16 @@ from glassformer.studies import (
     induction_heads,
     key_norms_beyond_length,
     linear_patterns,
+    macaron_halves,
     memorisation,
     noam_and_cosine,
     output_layers,
     path_collapse,
     phase_change,
+    pola_accuracy,
     pola_entropy,
     sana_generator,
+    sana_places,
     two_layers_for_induction,
     why_softmax,
 )
@@ -289,3 +294,35 @@ def test_samples_are_judged_by_their_pixels_and_copies_are_seen():
     assert len(one) == len(other) == len(images) // 2
     assert sana_generator.nearest(one, other) > 1
     assert abs(sana_generator.distance(images, images)) < 1e-6 < 1 < sana_generator.distance(images, -images)
+
+
+def test_rows_without_mass_have_no_entropy_to_be_averaged():
+    rows = torch.tensor([[[2.0, 2.0], [0.0, 0.0]], [[0.0, 3.0], [1.0, 1.0]]], dtype=torch.float64)
+    close(pola_accuracy.entropy(rows), torch.tensor([math.log(2), 0.0, math.log(2)], dtype=torch.float64))
+
+
+def test_models_that_are_compared_have_as_many_parameters_to_two_hundredths():
+    def parameters(mixer: str) -> int:
+        config = pola_accuracy.encoder(mixer, "shapes", pola_accuracy.neurons(mixer, "shapes"))
+        return sum(count_parameters(config).values())
+
+    counts = [parameters(mixer) for mixer in (*pola_accuracy.MIXERS, pola_accuracy.POLA, pola_accuracy.NONE)]
+    assert max(counts) < 1.02 * min(counts)
+
+
+def test_moved_patches_are_those_of_the_image_in_other_places():
+    images = torch.arange(2.0 * 256).view(2, 1, 16, 16)
+    found = sana_places.moved(images, torch.Generator().manual_seed(0))
+    assert not torch.equal(found, images)
+    for one, other in zip(patchify(images, 4), patchify(found, 4), strict=True):
+        assert sorted(one.tolist()) == sorted(other.tolist())
+
+
+def test_halves_are_of_second_order_where_they_are_solved_and_of_first_by_steps_of_euler():
+    generator = torch.Generator().manual_seed(0)
+    fields = [torch.randn(4, 4, generator=generator, dtype=torch.float64) * 0.4 for _ in range(2)]
+    start, exact = torch.ones(4, 1, dtype=torch.float64), macaron_halves.SOLVERS["exact"]
+    for kind, order in (("usual", 1), ("macaron", 2), ("attention halved", 2)):
+        assert macaron_halves.order(exact, fields, start, kind) == pytest.approx(order, abs=0.05)
+    euler = macaron_halves.SOLVERS["euler"]
+    assert macaron_halves.order(euler, fields, start, "macaron") == pytest.approx(1, abs=0.05)

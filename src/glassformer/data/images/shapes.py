@@ -1,12 +1,14 @@
 """Drawn shapes: squares, discs, rings, crosses and bars at random places and in random sizes, with a question.
 
     kind      one shape: which kind is it?
+    side      a square and a bar, side by side or one above the other: where does the square lie, seen from the bar?
     marked    a shape in each quarter, and a line in the upper left corner of one: which kind is the shape there?
     same      two shapes: are they of one kind?
     count     how many of the others are of the kind of the shape in the top left quarter?
 
 Sizes and places are drawn apart from kinds. But for the first question no patch, and no sum over patches, tells the
-answer: what is in one place decides what matters in another. What is known is known exactly: an image is made of a
+answer: what is in one place decides what matters in another. Patches that divide a quarter are, of a `side`, the same
+ones whatever the answer, each as often: it is where they lie. What is known is known exactly: an image is made of a
 scene, `Shapes.scenes`.
 """
 
@@ -25,6 +27,8 @@ from glassformer.data.batch import Split, is_heldout
 from glassformer.data.images.image_data import ImageConfig, ImagesOfClasses
 
 KINDS = ("square", "disc", "ring", "cross", "bar")
+# where the first of two shapes lies, by its quarter less that of the second
+SIDES = {"left": -1, "right": 1, "above": -2, "below": 2}
 # of all scenes
 HELDOUT = 0.1
 # drawn for each scene, whether it needs all of them or not
@@ -66,7 +70,7 @@ class Shapes(ImageConfig, kind="shapes"):
 
     batch_size: int = 64
     size: Count = 16
-    task: Literal["kind", "marked", "same", "count"] = "marked"
+    task: Literal["kind", "side", "marked", "same", "count"] = "marked"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,6 +87,8 @@ class Shapes(ImageConfig, kind="shapes"):
     def classes(self) -> tuple[str, ...]:
         if self.task in ("kind", "marked"):
             return KINDS
+        if self.task == "side":
+            return tuple(SIDES)
         return ("different", "same") if self.task == "same" else ("0", "1", "2", "3")
 
     def image(self) -> tuple[int, int]:
@@ -109,6 +115,8 @@ class Shapes(ImageConfig, kind="shapes"):
             return KINDS.index(first.kind)
         if self.task == "marked":
             return KINDS.index(next(shape.kind for shape in others if shape.quarter == first.quarter))
+        if self.task == "side":
+            return list(SIDES.values()).index(first.quarter - others[0].quarter)
         return sum(shape.kind == first.kind for shape in others)
 
     def picture(self, scene: tuple[Shape, ...]) -> Float[Tensor, "row column"]:
@@ -128,7 +136,16 @@ class Shapes(ImageConfig, kind="shapes"):
             kinds = [KINDS[int(number * len(KINDS))] for number in numbers[1:5]]
             own = [numbers[5 + 3 * i : 8 + 3 * i] for i in range(4)]
             return mark, *(self._shape(kind, i, own[i], MARK - 1) for i, kind in enumerate(kinds))
+        if self.task == "side":
+            return self._side(numbers)
         return self._same(numbers) if self.task == "same" else self._count(numbers)
+
+    def _side(self, numbers: list[float]) -> tuple[Shape, ...]:
+        """Return a square and a bar in two quarters that touch, each side of the bar as often."""
+        apart = list(SIDES.values())[int(numbers[0] * len(SIDES))]
+        upper_left = int(numbers[1] * 2) * (2 if abs(apart) == 1 else 1)
+        square = upper_left + max(apart, 0)
+        return self._shape("square", square, numbers[2:5]), self._shape("bar", square - apart, numbers[5:8])
 
     def _same(self, numbers: list[float]) -> tuple[Shape, ...]:
         """Return two shapes in two quarters, of one kind in half of all scenes."""
