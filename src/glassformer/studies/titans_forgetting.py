@@ -109,10 +109,11 @@ STUDY = Study(
               texts=REDEFINED), above(0), LEARNED[REDEFINED]),
     ),
     differs=(
-        "One block of width 32 that learns facts and questions alone; the paper's models learn text.",
+        "One block of width 32, with a memory of one matrix, that learns facts and questions alone; the paper's models "
+        "are of memories of two layers and more, and learn text. Attention to all has four times as many steps.",
         "A token says that a topic begins. The paper trains without forgetting and does not say on what texts that "
         "matters.",
     ),
-    mechanisms=("neural_memory",),
+    mechanisms=("linear_memory",),
     references={"model": (ALL,), "texts": (REDEFINED, KEPT)},
 )  # fmt: skip

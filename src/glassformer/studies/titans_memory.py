@@ -6,8 +6,8 @@ the same window, and to all. What has left the window is out of reach of attenti
 read. In half of the rows facts are told once and asked for until the end; in the other half they are told with new
 values in every window, so that each model learns to find what it sees.
 
-What surprises a memory is measured where nothing is asked: a few facts come again and again, and once one of them has
-another value. Surprise is the length of the gradient by which the memory learns, mean over heads.
+What surprises a memory is measured where nothing is asked: a few facts come again and again, and one of them at last
+with another value. Surprise is the length of the gradient by which the memory learns, mean over heads.
 """
 
 from collections.abc import Callable
@@ -155,7 +155,7 @@ def learned(
 @torch.no_grad()
 def accuracy(model: Decoder, rows: Rows, asked: Bool[Tensor, "batch pos"], edit: tuple[EditLike, ...] = ()) -> float:
     """Return the share of some questions that are answered right."""
-    answers = gf.run(model, rows.tokens, edit=edit).logits.argmax(-1)
+    answers = model(rows.tokens, tape=Tape(model, edit=edit)).argmax(-1)
     return float((answers == rows.answers)[asked].double().mean())
 
 
@@ -187,15 +187,15 @@ def of(measure: str, memory: str) -> Quantity:
 
 def claims(used: Used) -> tuple[Claim, ...]:
     """Return what is claimed of a memory."""
-    told_of = {"gate": "as a gate", "layer": "as a layer", "alone": "alone"}[used]
+    how = f"Memory, {used}"
     return (
-        Claim(f"{used}-beyond", f"A memory {told_of} finds what has left the window",
-              counted(of("beyond", used), above(0.9)), MAJORITY, (FINDS, SEES)),
-        Claim(f"{used}-novelty", "A new value for a known key surprises it more than one that is known",
+        Claim(f"{used}-beyond", f"{how}: what has left the window is found", counted(of("beyond", used), above(0.9)),
+              MAJORITY, (FINDS, SEES)),
+        Claim(f"{used}-novelty", f"{how}: a new value for a key surprises it more than what comes again",
               of("novelty", used), above(1), (FINDS,)),
-        Claim(f"{used}-novelty-learned", "And more so than it does an untrained memory",
+        Claim(f"{used}-novelty-learned", f"{how}: and more so than it does an untrained memory",
               of("novelty", used) - of("novelty_untrained", used), above(0), (FINDS,)),
-        Claim(f"{used}-peaks", "Surprise is largest there in most rows; by chance it is in 0.125 of them",
+        Claim(f"{used}-peaks", f"{how}: in most rows surprise is largest there; by chance it is in 0.16 of them",
               of("peaks", used), above(0.5), (FINDS,)),
     )  # fmt: skip
 
@@ -212,8 +212,8 @@ STUDY = Study(
     grid={"memory": (ALL, WINDOWED, *USED)},
     scales={"smoke": Scale(1, {"steps": 2}), "small": Scale(8, {"steps": 300})},
     measures={
-        "near": Measure("Share of right answers within the window; guessing has 0.125", learned=True),
-        "beyond": Measure("Share of right answers beyond it; guessing has 0.125", learned=True),
+        "near": Measure("Share of right answers within the window; guessing has 0.25", learned=True),
+        "beyond": Measure("Share of right answers beyond it; guessing has 0.25", learned=True),
         "novelty": Measure("Surprise at a new value for a key, over that at facts that come again"),
         "peaks": Measure("Share of rows in which surprise is largest there"),
         "novelty_untrained": Measure("Surprise at the new value of an untrained model, over that at the rest"),
@@ -224,16 +224,18 @@ STUDY = Study(
               MAJORITY),
         Claim("window-sees", "Attention within a window finds what is in it",
               counted(of("near", WINDOWED), above(0.9)), MAJORITY),
-        Claim("window-guesses", "What has left it is guessed", counted(of("beyond", WINDOWED), below(0.25)), MAJORITY,
+        Claim("window-guesses", "What has left it is guessed", counted(of("beyond", WINDOWED), below(0.4)), MAJORITY,
               (FINDS, SEES)),
         *(claim for used in USED for claim in claims(used)),
     ),
     differs=(
-        "One block of width 32 that learns this task alone, on 48 tokens and a window of 8; the paper's models have "
+        "One block of width 32 that learns this task alone, on 32 tokens and a window of 8; the paper's models have "
         "170 million parameters and more, learn text, and find needles in up to 16,384 tokens.",
+        "The memory is of one matrix, which the paper finds worse than its own of two layers and more.",
+        "Attention has four times as many steps as memories, which learn these rows sooner.",
         "Surprise is looked at in facts that repeat; the paper defines it and measures none.",
         "How gates are made, and how the memory opens what attention writes, is ours: the paper does not say.",
     ),
-    mechanisms=("neural_memory", "persistent"),
+    mechanisms=("linear_memory", "persistent"),
     references={"memory": (ALL, WINDOWED)},
 )  # fmt: skip
