@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import Attention, AttentionLayer, Latent, LinearMap, Rope, Softmax, linear
+from glassformer.attention import Attention, AttentionLayer, Latent, Lightning, LinearMap, Rope, Softmax, linear
 from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed, timed
 from glassformer.data import Batch
 from glassformer.models import GREEDY, AdaptiveSoftmax, Decoder, HierarchicalSoftmax, Serving, generate
@@ -33,7 +33,23 @@ from glassformer.training.recipes import recipe
 from grids import GRID, GRID_HEADS, GRID_WIDTH, OVER_GRIDS, SOFTMAX, over_grid
 from long import pairs
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
-from states import D_HEAD, DOCUMENTS, HEADS, KEPT, WIDTH, Kept, decode_step, mixed, one_layer, random_stream
+from states import (
+    ASKED,
+    D_HEAD,
+    DOCUMENTS,
+    HEADS,
+    KEPT,
+    MEMORIES,
+    STORED,
+    WIDTH,
+    Kept,
+    decode_step,
+    mixed,
+    mixing_of,
+    nearest_of_many,
+    one_layer,
+    random_stream,
+)
 
 
 @dataclass(frozen=True)
@@ -233,6 +249,28 @@ def states(seconds: float) -> Rows:
         yield from beside_themselves(kept, seconds)
 
 
+def memories(seconds: float) -> Rows:
+    """Memories that learn while they read, beside lightning and in steps; neighbours among many keys, beside all."""
+    length, short, long_ = 4096, 1024, 65_536
+    theirs, their_leaves = mixing_of(Lightning(), length)
+    for name, (config, aim, aim_backward) in MEMORIES.items():
+        ours, leaves = mixing_of(config, length)
+        both = partial(gradients, ours, leaves), partial(gradients, theirs, their_leaves)
+        passes = (("forward", (ours, theirs), aim), ("forward + backward", both, aim_backward))
+        for what, pair, most in passes:
+            measured = compare(*pair, rounds=40, seconds=seconds, warmup=1)
+            case = f"{HEADS} heads of {D_HEAD}, 1 x {length}, q, k, v to z, {what}"
+            yield Row(case, name, "lightning", measured, aim=most)
+        built = one_layer(config, long_ + 1)
+        late, early = (decode_step(built, random_stream(n + 1)) for n in (long_, short))
+        measured = compare(late, early, rounds=100, seconds=seconds)
+        case = f"{name}, a layer of width {WIDTH}, a step"
+        yield Row(case, f"after {long_} tokens", f"after {short} tokens", measured, aim=1.1)
+    measured = compare(*nearest_of_many(), rounds=20, seconds=seconds, warmup=1)
+    case = f"{ASKED} queries of one head, {STORED} keys behind the window"
+    yield Row(case, "nearest memory", "softmax", measured, notes={"aim_seconds": 0.4})
+
+
 def grids(seconds: float) -> Rows:
     """Published attention layers over a grid, with their projections, gates and convolutions, against softmax."""
     case = f"a layer of width {GRID_WIDTH}, {GRID_HEADS} heads, a grid of {GRID[0]} x {GRID[1]}, forward"
@@ -346,6 +384,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         training,
         long,
         states,
+        memories,
         grids,
         outputs,
         generation,

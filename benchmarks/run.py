@@ -96,6 +96,8 @@ def met(facts: dict[str, Any]) -> str | None:
     """
     if "aim_extra_seconds" in facts["notes"]:
         return "yes" if facts["notes"]["extra_cpu_seconds"] <= facts["notes"]["aim_extra_seconds"] else "no"
+    if "aim_seconds" in facts["notes"]:
+        return "yes" if facts["subject_seconds"]["cpu"] <= facts["notes"]["aim_seconds"] else "no"
     if facts["aim"] is None:
         return None
     ratio, same = facts["cpu"]["median"], facts["cpu_same"]

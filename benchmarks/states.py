@@ -1,6 +1,7 @@
 """Layers that keep a state of one size, however long the text: ours in chunks, and the naive references of fla-core.
 
-fla-core's package needs triton when it is imported, its references need nothing: their files are read by path.
+Memories that learn while they read stand beside lightning attention. fla-core's package needs triton when it is
+imported, its references need nothing: their files are read by path.
 """
 
 import importlib.util
@@ -22,8 +23,12 @@ from glassformer.attention import (
     GatedDelta,
     Lightning,
     Linear,
+    LinearMemory,
     MixerConfig,
+    NearestMemory,
+    NeuralMemory,
     Rwkv6,
+    Softmax,
     StateSpace,
 )
 from glassformer.attention.kernels.channel_decay import channel_decay_chunks
@@ -36,6 +41,7 @@ from glassformer.models.stack import make_context
 
 WIDTH, HEADS, D_HEAD = 256, 4, 64
 DOCUMENTS = 4  # in a packed row
+STORED, ASKED = 100_000, 512  # keys of one head behind the window, and queries that look for the nearest of them
 
 Form = Callable[[], Tensor]
 
@@ -183,6 +189,41 @@ KEPT = (
     Kept(Rwkv6(), _rwkv6, None),
     Kept(StateSpace(), _state_space, 4.0),
 )
+
+
+# beside how many times the time of lightning each may take, forward and with its backward pass
+MEMORIES: dict[str, tuple[MixerConfig, float, float]] = {
+    "linear memory": (LinearMemory(), 5.0, 8.0),
+    "neural memory of two layers": (NeuralMemory(), 10.0, 14.0),
+}
+
+
+def mixing_of(mixer: MixerConfig, length: int, heads: int = HEADS, past: int = 0) -> tuple[Form, list[Tensor]]:
+    """Return what makes z of a text without projections, and the tensors that it has gradients in.
+
+    Args:
+        mixer: The mechanism.
+        length: Queries.
+        heads: How many, of width `D_HEAD` each.
+        past: Keys before those of the queries.
+    """
+    layer, generator = Attention(heads, d_head=D_HEAD, mixer=mixer), torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = mixer.build(layer.dims(WIDTH, past + length), "").eval()
+    q = torch.randn(1, heads, length, D_HEAD, generator=generator)
+    k, v = torch.randn(2, 1, heads, past + length, D_HEAD, generator=generator).unbind()
+    x = torch.randn(1, length, WIDTH, generator=generator)
+    context = make_context(1, length, x.device, is_causal=True, past=past)
+    leaves = [one.requires_grad_() for one in (q, k, v, x, *built.parameters())]
+    return lambda: built.fast(q, k, v, x, context, None), leaves
+
+
+def nearest_of_many() -> tuple[Form, Form]:
+    """Return what queries of one head make of a window and the nearest of many keys behind it, and of all keys."""
+    nearest = NearestMemory(window=ASKED, memory=STORED)
+    (ours, _), (theirs, _) = (mixing_of(one, ASKED, 1, STORED) for one in (nearest, Softmax()))
+    return ours, theirs
 
 
 @torch.no_grad()

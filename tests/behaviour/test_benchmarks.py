@@ -158,6 +158,12 @@ def test_an_aim_is_judged_by_the_ratio_and_by_what_the_method_can_see(
     assert met(facts) == expected
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(0.4, "yes"), (0.41, "no")])
+def test_an_aim_in_seconds_is_judged_by_the_time_of_the_subject(seconds: float, expected: str) -> None:
+    facts = {"notes": {"aim_seconds": 0.4}, "aim": None, "subject_seconds": {"cpu": seconds, "wall": 0.1}}
+    assert met(facts) == expected
+
+
 def recorded(name: str) -> list[dict[str, Any]]:
     """Return the rows of a file of results."""
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}-2-cores.json").read_text(encoding="utf-8"))["rows"]

@@ -41,6 +41,8 @@ STUDIES = (
     "sparse_cost",
     "state_cost",
     "synthesizer",
+    "titans_forgetting",
+    "titans_memory",
     "two_layers_for_induction",
     "why_projections",
     "why_softmax",

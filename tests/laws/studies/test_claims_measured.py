@@ -31,6 +31,7 @@ from glassformer.studies import (
     linear_patterns,
     macaron_halves,
     memorisation,
+    memory_beyond_window,
     noam_and_cosine,
     output_layers,
     path_collapse,
@@ -39,6 +40,8 @@ from glassformer.studies import (
     pola_entropy,
     sana_generator,
     sana_places,
+    titans_forgetting,
+    titans_memory,
     two_layers_for_induction,
     why_softmax,
 )
@@ -326,3 +329,64 @@ def test_halves_are_of_second_order_where_they_are_solved_and_of_first_by_steps_
         assert macaron_halves.order(exact, fields, start, kind) == pytest.approx(order, abs=0.05)
     euler = macaron_halves.SOLVERS["euler"]
     assert macaron_halves.order(euler, fields, start, "macaron") == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("redefined", [True, False])
+def test_questions_of_rows_of_topics_are_answered_by_the_last_fact_told_of_their_key(redefined: bool):
+    rows = titans_memory.told(5, torch.Generator().manual_seed(0), topics=4, redefined=redefined)
+    assert (rows.tokens[:, :: titans_memory.WINDOW] == titans_memory.NEW).all()
+    first, changed = titans_memory.FIRST_FACT, 0
+    for tokens, answers, asked in zip(*(x.tolist() for x in rows), strict=True):
+        known: dict[int, int] = {}
+        for token, answer, is_question in zip(tokens, answers, asked, strict=True):
+            key, what = divmod(token - first, titans_memory.VALUES)
+            if is_question:
+                assert answer - titans_memory.FIRST_ANSWER == known[token - titans_memory.FIRST_QUESTION]
+            elif token != titans_memory.NEW:
+                changed += known.get(key, what) != what
+                known[key] = what
+        assert len(known) == titans_memory.KEYS
+    assert (changed > 0) == redefined
+
+
+def test_rows_that_repeat_have_one_fact_whose_value_is_another_where_they_say():
+    tokens, place = titans_memory.repeated(50, torch.Generator().manual_seed(0))
+    unit = tokens[:, : titans_memory.KEYS]
+    other = tokens != unit.repeat(1, titans_memory.LENGTH // titans_memory.KEYS)
+    assert (other.sum(1) == 1).all() and (other.double().argmax(1) == place).all()
+    planted, known = (x.gather(1, at[:, None]) - 1 for x, at in ((tokens, place), (unit, place % titans_memory.KEYS)))
+    assert (planted // titans_memory.VALUES == known // titans_memory.VALUES).all()
+
+
+def test_a_memory_that_writes_is_surprised_by_a_new_value_and_attention_by_nothing():
+    case = Case({}, {}, 0)
+    memory, attention = (
+        titans_memory.decoder(titans_memory.layers(name)).build(0) for name in ("alone", titans_memory.ALL)
+    )
+    assert titans_memory.novelty(memory, case)[0] > 1
+    with pytest.raises(AnalysisUnavailable, match="learns nothing"):
+        titans_memory.novelty(attention, case)
+
+
+def test_a_memory_with_its_decay_switched_off_forgets_nothing():
+    model = titans_memory.decoder(titans_memory.layers("alone")).build(0)
+    rows = titans_memory.told(2, torch.Generator().manual_seed(0), topics=4)
+    found = gf.run(model, rows.tokens, read="*.log_decay", edit=titans_forgetting.NEVER)
+    assert (found["blocks.0.attn.log_decay"].values == 0).all()
+    assert all(0 < alpha < 0.1 for alpha in titans_forgetting.forgotten(model, rows).values())
+
+
+@pytest.mark.parametrize("distance", [memory_beyond_window.NEAR, memory_beyond_window.FAR])
+def test_questions_stand_so_far_behind_the_value_that_they_ask_for(distance: int):
+    batch = memory_beyond_window.asked(distance).build().batch(0)
+    assert (batch.tokens[:, -1 - distance] == batch.targets[:, -1]).all()
+
+
+def test_two_layers_reach_what_the_study_says():
+    length = memory_beyond_window.LENGTH
+    for memory, reach in {"window": 14, "segments alone": 7, "segments": 23, "all": length - 1}.items():
+        model = memory_beyond_window.recipe(memory, 1).model.build(0).double()
+        stream = torch.randn(1, length, memory_beyond_window.WIDTH, dtype=torch.float64, requires_grad=True)
+        felt = torch.autograd.grad(model.eval().resume(0, stream)[0, -1].square().sum(), stream)[0]
+        seen = (felt[0].abs().sum(-1) > 0).nonzero()
+        assert length - 1 - int(seen.min()) == reach, memory
