@@ -76,12 +76,16 @@ ASKED = {
     "token": sentence("there"),
     "text_class": sentence("class"),
     "token_class": sentence("class"),
+    "image_class": sentence("class"),
+    "patch_class": sentence("class"),
 }
 WAYS = {
     "next_token": sentence("From text to next token"),
     "token": sentence("From text to the token there"),
     "text_class": sentence("From text to its class"),
     "token_class": sentence("From text to the class of a token"),
+    "image_class": sentence("From image to its class"),
+    "patch_class": sentence("From image to the class by a patch"),
 }
 TARGETS = {
     "logit": sentence("logit"),
