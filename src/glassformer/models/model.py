@@ -28,8 +28,8 @@ from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.words import Sentence, sentence
 
-# what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it, a class
-# of the whole image or what one patch says of it
+# what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it, of
+# the whole image or of it as one patch says
 LogitsOf = Literal["next_token", "token", "text_class", "token_class", "image_class", "patch_class"]
 # what a model answers at a position, in words for readers
 ANSWERS: Mapping[LogitsOf, Sentence] = {

@@ -100,10 +100,8 @@ def attention_of(run: Run, row: int = 0) -> Attention:
     )
 
 
-def _patterns(
-    name: str, value: Labelled, texts: dict[str, list[str]], looks_ahead: bool | None
-) -> list[Pattern]:
-    """Return the pattern of each head of a layer, or those of its values; texts of axes that are no tokens are added."""
+def _patterns(name: str, value: Labelled, texts: dict[str, list[str]], looks_ahead: bool | None) -> list[Pattern]:
+    """Return the pattern of each head of a layer, or of each value; texts of axes that are no tokens are added."""
     site = Site.named(name, value.axes)
     n = value.size("value_stream") if "value_stream" in value.axes else 1
     labels = [str(label) if isinstance(label, str) else f"{site.path} {label}" for label in value.labels("head")]

@@ -322,7 +322,7 @@ class Explanation(Result):
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]
     translation: Translation | None
-    # of an image: rows and columns of patches, and how many tokens stand before them; and its numbers, `channel row column`
+    # of an image alone: rows and columns of patches, and how many tokens stand before them; its numbers
     grid: tuple[int, int, int] | None = None
     image: Labelled | None = None
 
