@@ -1,7 +1,7 @@
 """Explanations of tiny random models, as samples: `python tests/explanations.py FOLDER` writes them as JSON.
 
 `short` and `long` (a decoder with the shapes of a real one), `signed` (patterns that are not distributions),
-`translation` (target given) and `generated` (not given).
+`translation` (target given) and `generated` (not given), `image` (an encoder of images, with a class token).
 """
 
 import base64
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from glassformer.analysis.reports import Explanation, explain
-from glassformer.attention import Differential, Lightning, Rope
-from glassformer.data import Tokenizer, train_bpe
+from glassformer.attention import Differential, Lightning, MixerConfig, Rope, Softmax
+from glassformer.data import Shapes, Tokenizer, train_bpe
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.data.tokenizer import label_tokenizer
 from glassformer.models import (
@@ -25,10 +25,13 @@ from glassformer.models import (
     EncoderDecoder,
     EncoderDecoderConfig,
     Learned,
+    LearnedGrid,
     Mlp,
+    Patches,
     RmsNorm,
     Sampling,
     block,
+    image_encoder,
     published_block,
     repeat,
 )  # fmt: skip
@@ -57,11 +60,13 @@ def sample(name: str) -> Explanation:
         return explain(gpt(), (TEXT * 3)[:700], answer="\n", against=" ")
     if name == "signed":
         return explain(signed(), TEXT[:60])
+    if name == "image":
+        return explain(of_images(), Shapes(batch_size=1).build().batch(0).tokens)
     target = "I ate an apple" if name == "translation" else None
     return explain(translator(), "我吃了一个苹果", target=target)
 
 
-SAMPLES = ("short", "long", "signed", "translation", "generated")
+SAMPLES = ("short", "long", "signed", "translation", "generated", "image")
 
 
 def gpt() -> Decoder:
@@ -83,6 +88,16 @@ def translator() -> EncoderDecoder:
     return _random(config, "translation-sample", tokenizer)
 
 
+def of_images(class_token: bool = True, mixer: MixerConfig | None = None, **image: Any) -> Encoder:
+    """Return a tiny model that says which kind of shape is on an image of 4 x 4 patches."""
+    patches = Patches(**{"size": 4} | image, class_token=class_token)
+    layers = repeat(block(mixer or Softmax(), n_heads=2, mlp=Mlp(32)), 2)
+    config = image_encoder(patches, 16, layers, n_classes=5, positions=LearnedGrid())
+    model = _random(config, "image-sample", None)
+    model.output_tokenizer = label_tokenizer(Shapes().classes())
+    return model
+
+
 def predicting(of: LogitsOf) -> Decoder | Encoder:
     """Return a tiny model whose logits are of the token behind a position or at it, or of classes that have names."""
     heads = {"text_class": "text", "token_class": "tokens"}
@@ -102,7 +117,7 @@ def _bpe() -> Tokenizer:
     return train_bpe([TEXT], 300)
 
 
-def _random(config: Any, name: str, tokenizer: Tokenizer) -> Any:
+def _random(config: Any, name: str, tokenizer: Tokenizer | None) -> Any:
     model = config.build(seed=1)
     # larger than initial weights, so that patterns and contributions have something to show
     generator = torch.Generator().manual_seed(1)

@@ -37,7 +37,7 @@ NAMES = "differential lightning rope RoPE rms layer norm silu gelu relu pre post
 FIELDS = "blocks attn mixer lambda init merge factor models published block"
 LATIN = {word for words in (TERMS, NAMES, FIELDS) for word in words.split()}
 
-every_sample = pytest.mark.parametrize("name", ["short", "long", "signed", "translation"])
+every_sample = pytest.mark.parametrize("name", ["short", "long", "signed", "translation", "image"])
 
 
 def english_in(texts: Iterable[str], *names: str) -> list[str]:
@@ -178,7 +178,7 @@ def test_the_page_explains_in_chinese(opened: Opener, name: str) -> None:
     shown = opened(lambda path: found.html(path, lang="zh"))
     open_everything(shown)
     shown.locator(".thumbs button").first.click()
-    shown.locator("dialog[open] .strip").wait_for()
+    shown.locator("dialog[open] :is(.strip, .patches)").wait_for()
     said = shown.evaluate(TEXTS)
     assert sum(bool(re.search("[一-鿿]", text)) for text in said) > 300
     translated = [found.translation.text] if found.translation else []

@@ -56,7 +56,7 @@ def test_the_page_is_accessible(opened: Opener) -> None:
 @browser_test
 @pytest.mark.full
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-@pytest.mark.parametrize("name", ["short", "long", "signed", "translation"])
+@pytest.mark.parametrize("name", ["short", "long", "signed", "translation", "image"])
 def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
     shown = opened(document(name), scheme=scheme, width=width)
     open_everything(shown)
@@ -91,14 +91,14 @@ def test_the_page_calls_an_answer_what_the_logits_are_of(
 
 
 @browser_test
-@pytest.mark.parametrize("name", ["short", "signed", "translation"])
+@pytest.mark.parametrize("name", ["short", "signed", "translation", "image"])
 def test_a_narrow_window_scrolls_only_downwards(opened: Opener, name: str) -> None:
     shown = opened(document(name), width=360)
     assert shown.evaluate("document.documentElement.scrollWidth") == 360
 
 
 @browser_test
-@pytest.mark.parametrize("name", ["short", "signed", "translation"])
+@pytest.mark.parametrize("name", ["short", "signed", "translation", "image"])
 def test_every_pixel_of_every_pattern_is_a_weight_of_the_document(opened: Opener, name: str) -> None:
     payload = document(name)
     shown = opened(payload)

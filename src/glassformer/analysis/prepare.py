@@ -184,11 +184,12 @@ def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) 
 def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"] | None) -> int:
     """Return the position that a text asks about: the last (-1), or where an encoder stands for a text or has a mask.
 
-    Classes of a text are told at its first position by an encoder, which otherwise is asked at its first mask.
+    Classes of a text or an image are told at its first position by an encoder, which otherwise is asked at its first
+    mask.
     """
     if not isinstance(model, Model) or model.predicts_next:
         return -1
-    if model.logits_of == "text_class":
+    if model.logits_of in ("text_class", "image_class"):
         return 0
     if model.tokenizer is None or ids is None:
         return -1

@@ -3,8 +3,9 @@
     y_t  = sum_{i < width} w_i x_{t-i} + b                       along a text: a position and those before it
     y_rc = sum_{-h <= i, j <= h} w_ij x_{r+i, c+j} + b           over a grid, h = width // 2: a place and those around
 
-A grid is read row by row; tokens in front of it, as a class token is, take no part and are given nothing. What the mask
-hides counts as zero, so does what lies beyond a text's or a grid's edge, and padding is given nothing.
+A grid is read row by row. Tokens in front of it, as a class token is, take no part and are given nothing; or, where a
+layer is told how many there are, each is a grid of one place: y = w_00 x + b. What the mask hides counts as zero, so
+does what lies beyond a text's or a grid's edge, and padding is given nothing.
 State, along a text: the last width - 1 inputs. A grid is read whole, and has none.
 """
 
@@ -29,15 +30,18 @@ class Depthwise(nn.Module):
         width: Positions along a text that one is made of, itself among them; an odd number of rows and columns over a
             grid.
         grid: Rows and columns of the input; None for a text.
+        outside: How many tokens stand in front of the grid, each made of itself alone; None if they are given nothing.
     """
 
-    def __init__(self, channels: int, width: int, grid: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, channels: int, width: int, grid: tuple[int, int] | None = None, outside: int | None = None
+    ) -> None:
         super().__init__()
         require(
             grid is None or width % 2 == 1,
             f"a convolution over a grid has a place in its middle; width={width} is even, use {width + 1}.",
         )
-        self.width, self.grid = width, grid
+        self.width, self.grid, self.outside = width, grid, outside
         shape = (width,) if grid is None else (width, width)
         self.taps = nn.Parameter(torch.empty(channels, *shape).uniform_(-1, 1) * math.prod(shape) ** -0.5)
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -77,16 +81,21 @@ class Depthwise(nn.Module):
         assert self.grid is not None, "asked for where there is a grid"
         rows, columns = self.grid
         ahead, real = x.shape[-2] - rows * columns, context.reaches(0)
+        known = 0 <= ahead < rows * columns if self.outside is None else ahead == self.outside
+        told = "with a class token in front or without" if self.outside is None else f"{self.outside} in front of it"
         require(
-            0 <= ahead < rows * columns,
-            f"{x.shape[-2]} tokens are no grid of {rows} x {columns} = {rows * columns}, with a class token in front "
-            "or without; give the layers the grid that the input has.",
+            known,
+            f"{x.shape[-2]} tokens are no grid of {rows} x {columns} = {rows * columns}, {told}; give the layers the "
+            "grid that the input has.",
         )
         image = _shown(x, real)[..., ahead:, :].flatten(0, -3).unflatten(-2, (rows, columns)).permute(0, 3, 1, 2)
         taps, bias = self.taps.to(x.dtype)[:, None], self.bias.to(x.dtype)
         mixed = F.conv2d(image, taps, bias, padding=self.width // 2, groups=len(bias))
         mixed = mixed.permute(0, 2, 3, 1).reshape(*x.shape[:-2], rows * columns, -1)
-        return _shown(F.pad(mixed, (0, 0, ahead, 0)), real)
+        if self.outside is None:
+            return _shown(F.pad(mixed, (0, 0, ahead, 0)), real)
+        middle = self.taps[:, self.width // 2, self.width // 2].to(x.dtype)
+        return _shown(torch.cat((torch.addcmul(bias, _shown(x, real)[..., :ahead, :], middle), mixed), -2), real)
 
     def flops(self) -> int:
         """Return the operations of the convolution over a grid; along a text it is element-wise."""

@@ -16,18 +16,22 @@ if TYPE_CHECKING:
 MOST_READ = 2**24  # bytes of standard input
 
 
-def model_of(name: str, opening: Opening) -> Any:
+def model_of(name: str, opening: Opening, *, images: bool = False) -> Any:
     """Return a model with weights, and a tokenizer that reads as it was asked to.
 
     Args:
         name: A shipped model, or a folder.
         opening: How it is opened, and what it may read.
+        images: Whether it may be one that reads images; what it would read is text otherwise.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
+        TextError: It reads images, and text is what this verb gives it.
         ConfigError: It has no tokenizer that could be told about specials; or as for `placed_model`.
     """
     model, specials = placed_model(name, opening, stream=opening.stream), opening.specials
+    if not images:
+        require_text(model)
     if specials != "default":
         require(
             model.tokenizer is not None,
@@ -39,6 +43,15 @@ def model_of(name: str, opening: Opening) -> Any:
         if tokenizer is not None and not tokenizer.allows_unknown:
             setattr(model, name, tokenizer.allowing_unknown())
     return model
+
+
+def require_text(model: "ModelLike") -> None:
+    """Raise `TextError` if a model reads images, which one verb gives it."""
+    if model.patches is not None:
+        raise TextError(
+            "this model reads images, which glassformer explain MODEL --image FILE takes; what other verbs ask of "
+            "texts, functions of glassformer.analysis ask of gf.run(model, image)."
+        )
 
 
 def placed_model(name: str, placement: Placement, *, stream: bool = False) -> Any:

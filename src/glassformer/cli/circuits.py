@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.arguments import placed_model, source_of
+from glassformer.cli.arguments import placed_model, require_text, source_of
 from glassformer.cli.options import LongOutput, Placement
 from glassformer.cli.output import check, finish
 from glassformer.cli.progress import LONG, progress
@@ -68,6 +68,7 @@ def circuits(
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
     loaded = placed_model(str(run) if model is None else model, placement)
+    require_text(loaded)
     for label in heads:
         weights.of(loaded)[label]  # before anything is run
     metrics = _metrics(model, run)

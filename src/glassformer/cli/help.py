@@ -18,9 +18,10 @@ import tyro
 PLACEHOLDERS = {
     "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
     "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "head": "HEAD", "heads": "HEAD",
-    "host": "ADDRESS", "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME", "others": "RUN",
-    "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE", "receivers": "RECEIVER",
-    "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
+    "host": "ADDRESS", "image": "IMAGE", "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME",
+    "others": "RUN", "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE",
+    "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN",
+    "set": "PATH=VALUE",
     "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "token": "SECRET",
     "word": "WORD", "wrong": "TOKEN",
 }  # fmt: skip
@@ -28,7 +29,8 @@ BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
 # options that several verbs have, in the one order in which help shows them: before a verb's own, and behind those
 BEFORE = (
-    "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
+    "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "image", "answer", "against", "wrong", "target",
+    "position",
 )  # fmt: skip
 BEHIND = (
     "top", "seed", "chat", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "dry_run",

@@ -85,7 +85,6 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         self.check_embeddings(self.embed_scale)
         self.check_tied(self.tied and self.predicts)
         self.check_head()
-        check_reads_both_ways("encoder", self.layers)
         require(
             self.predicts or (self.readout is None and not self.unembed_bias and self.output_vocab_size is None),
             "encoder: predicts=False leaves nothing for readout, unembed_bias and output_vocab_size to do.",
@@ -107,6 +106,14 @@ class EncoderConfig(ModelConfig, kind="encoder"):
             "encoder: what makes images reads patches without a class token, and has no unembedding: use "
             "image_generator(patches, …).",
         )
+        check_reads_both_ways("encoder", self.placed_layers)
+
+    @property
+    def placed_layers(self) -> tuple[BlockConfig, ...]:
+        """Its layers as they stand: told of the grid if images are read."""
+        if (patches := self.patches) is None:
+            return self.layers
+        return tuple(layer.on_grid(patches.grid, patches.outside) for layer in self.layers)
 
     def _check_images(self, patches: Patches) -> None:
         require(
@@ -142,15 +149,13 @@ class Encoder(Model):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, "encoder")
-        d_model, layers, patches = config.d_model, config.layers, config.patches
+        d_model, patches = config.d_model, config.patches
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
             norm=config.embed_norm, n_types=config.n_types, dropout=config.embed_dropout, patches=patches,
             denoises=config.denoises,
         )  # fmt: skip
-        if patches is not None:
-            layers = tuple(layer.on_grid(patches.grid, patches.outside) for layer in layers)
-        self.stack = Stack(layers, d_model, config.max_len, config.final_norm)
+        self.stack = Stack(config.placed_layers, d_model, config.max_len, config.final_norm)
         if config.predicts:
             tied, readout = self.embed if config.tied else None, config.readout
             layer = None if readout is None else readout.build(d_model)

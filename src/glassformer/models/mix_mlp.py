@@ -3,7 +3,8 @@
     u_t = silu(x_t W_in + b),   (a_t, g_t) = conv(u)_t,   out_t = (a_t * silu(g_t)) W_out
 
 The convolution is depthwise and has a bias, see `attention.depthwise`: over a grid each neuron is mixed with itself at
-the places around, which tells a model without positions where places are. Along a text it looks back only; that is not
+the places around, which tells a model without positions where places are. A class token stands in no row: it is a grid
+of one place, mixed with itself alone; the paper's images have none. Along a text it looks back only; that is not
 in the paper, whose models are of images.
 
 State, along a text: u at the last width - 1 positions. A grid is read whole, and has none.
@@ -13,7 +14,7 @@ Source: Xie et al. 2024, "SANA: Efficient High-Resolution Image Synthesis with L
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from glassformer.arguments import Count
 from glassformer.attention import Context, Depthwise, LinearMap, SubLayerConfig, SubLayerModule
 from glassformer.attention.depthwise import needs_whole_grid
 from glassformer.attention.linear_map import parameters_of
+from glassformer.config import UNSAID
 from glassformer.trace import Site, Tape, declare, full_names, site
 
 
@@ -37,12 +39,14 @@ class MixMlp(SubLayerConfig, kind="mix_mlp"):
         width: Positions that one is mixed of, or rows and columns over a grid, an odd number.
         grid: Rows and columns of an input with two dimensions, read row by row; None for a text.
         bias: Bias on the first map.
+        outside: Positions in front of the grid, a class token. None for none.
     """
 
     d_mlp: Count | None = None
     width: Count = 3
     grid: tuple[Count, Count] | None = None
     bias: bool = True
+    outside: Count | None = field(default=None, metadata={UNSAID: True})
 
     role: ClassVar[str] = "mlp"
 
@@ -81,7 +85,7 @@ class MixMlpLayer(SubLayerModule):
         self.d_mlp = config.d_mlp or int(2.5 * d_model)
         self.at = full_names(path, self.SITES)
         self.input = LinearMap(d_model, 2 * self.d_mlp, bias=config.bias)
-        self.convolution = Depthwise(2 * self.d_mlp, config.width, config.grid)
+        self.convolution = Depthwise(2 * self.d_mlp, config.width, config.grid, config.outside)
         self.output = LinearMap(self.d_mlp, d_model, bias=False)
 
     def forward(

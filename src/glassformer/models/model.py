@@ -29,14 +29,17 @@ from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.words import Sentence, sentence
 
-# what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it
-LogitsOf = Literal["next_token", "token", "text_class", "token_class"]
+# what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it, of
+# the whole image or of it as one patch says
+LogitsOf = Literal["next_token", "token", "text_class", "token_class", "image_class", "patch_class"]
 # what a model answers at a position, in words for readers
 ANSWERS: Mapping[LogitsOf, Sentence] = {
     "next_token": sentence("Next token"),
     "token": sentence("The token there"),
     "text_class": sentence("Class of the text"),
     "token_class": sentence("Class of this token"),
+    "image_class": sentence("Class of the image"),
+    "patch_class": sentence("Class by this patch"),
 }
 
 
@@ -281,7 +284,10 @@ class Model(nn.Module):
         if not self.predicts:
             return None
         if self.config.classifies is not None:
-            return "text_class" if self.config.classifies == "text" else "token_class"
+            of_whole = self.config.classifies == "text"
+            if self.patches is not None:
+                return "image_class" if of_whole else "patch_class"
+            return "text_class" if of_whole else "token_class"
         return "next_token" if self.predicts_next else "token"
 
     @property

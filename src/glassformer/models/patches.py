@@ -102,15 +102,15 @@ class Patches(Config):
             raise ShapeMismatch(f"{n:,} numbers of these images are NaN or infinite; give finite ones.")
         return found.reshape(-1, *self.shape).to(like.device, like.dtype)
 
-    def refused(self, found: Tensor) -> ShapeMismatch:
-        """Return the error for images of another size."""
-        return self._wanted(" x ".join(map(str, found.shape)) or "a single number")
+    def refused(self, found: Tensor, *, one: bool = False) -> ShapeMismatch:
+        """Return the error for images of another size, or for several where `one` is read."""
+        return self._wanted(" x ".join(map(str, found.shape)) or "a single number", one)
 
-    def _wanted(self, found: str) -> ShapeMismatch:
+    def _wanted(self, found: str, one: bool = False) -> ShapeMismatch:
         wanted = " x ".join(map(str, self.shape))
+        many = "one of them" if one else "one or a batch of them"
         return ShapeMismatch(
-            f"this model reads images of {wanted} numbers (channel, row, column), one or a batch of them; found "
-            f"{found}."
+            f"this model reads images of {wanted} numbers (channel, row, column), {many}; found {found}."
         )
 
 

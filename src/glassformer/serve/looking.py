@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis import Run
-from glassformer.analysis.components import require_one_pattern
+from glassformer.analysis.components import require_pattern
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
@@ -66,10 +66,13 @@ class Looking:
         return found
 
     def sites(self, stage: Stage) -> list[str]:
-        """Return the sites that a stage is made of; raises `AnalysisUnavailable` where the mechanism has no such."""
+        """Return the sites that a stage is made of; raises `AnalysisUnavailable` where the mechanism has no such.
+
+        A head with several values has a pattern for each: stages have an axis of them, `value_stream`.
+        """
         traits, kind = self.part.traits, self.part.config.mixer.kind
-        if stage in ("weights", "value_weighted"):
-            require_one_pattern(self.part, f"the pattern of {self.of}")
+        if stage in ("weights", "value_weighted") and not traits.shows_patterns:
+            require_pattern(self.part, f"the pattern of {self.of}")
         if stage == "scores" and not traits.has_scores:
             raise AnalysisUnavailable(f'{self.of}: "{kind}" makes its pattern without scores. Look at its weights.')
         if stage == "products" and not traits.bilinear_raw_scores:
@@ -128,7 +131,9 @@ class Looking:
             seen = scores.values.isfinite()
             for axis in [axis for axis in scores.axes if axis not in value.axes]:
                 seen = seen.any(scores.axes.index(axis))
-            return ~seen if seen.shape == value.values.shape else None
+            whole = value.values.shape
+            # what hides a pair hides it for all values of a head
+            return ~seen.expand(whole) if whole[-seen.ndim :] == seen.shape else None
         whole = run[f"{self.of}.pattern"]
         rows, keys = whole.size("query"), whole.size("key")
         if rows != keys or self.part.config.cross or self.run.model.reads_ahead(self.site.stack or None):

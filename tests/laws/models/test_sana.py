@@ -11,7 +11,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.attention import Context, Linear, Mask, Pola, documents
 from glassformer.errors import ConfigError
-from glassformer.models import DecoderConfig, EncoderConfig, MixMlp, Mlp, published_block, sana
+from glassformer.models import (
+    DecoderConfig,
+    EncoderConfig,
+    MixMlp,
+    Mlp,
+    Patches,
+    block,
+    image_encoder,
+    published_block,
+    sana,
+)
 from glassformer.models.accounting import account
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, causal_context, randomise, seeds, stream
@@ -87,6 +97,34 @@ def test_a_class_token_in_front_is_mixed_with_nothing() -> None:
     found = layer(x, both_ways(13))[0]
     close(found[:, 1:], layer(x[:, 1:], both_ways(12))[0])
     assert not found[:, 0].any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_class_token_that_a_layer_is_told_of_is_an_image_of_one_place(bias: bool) -> None:
+    config = MixMlp(5, bias=bias).on_grid(GRID, 1)
+    assert (
+        config.to_json() != MixMlp(5, bias=bias, grid=GRID).to_json() and MixMlp.from_json(config.to_json()) == config
+    )
+    layer, x = built(config), stream(2, 13).requires_grad_()
+    single = built(MixMlp(5, bias=bias, grid=(1, 1)))
+    single.load_state_dict(layer.state_dict())
+    found = layer(x, both_ways(13))[0]
+    close(found[:, :1], single(x[:, :1], both_ways(1))[0])
+    whole = built(MixMlp(5, bias=bias, grid=GRID))
+    close(found[:, 1:], whole(x[:, 1:], both_ways(12))[0])
+    # the image says nothing to its class token here, nor the token to the image
+    assert not torch.autograd.grad(found[:, 0].sum(), x, retain_graph=True)[0][:, 1:].any()
+    assert not torch.autograd.grad(found[:, 1:].square().sum(), x)[0][:, 0].any()
+    packed = torch.arange(26)[None] // 13
+    close(layer(torch.cat((x, x), 1), both_ways(26, packed))[0], torch.cat((found, found), 1))
+    with pytest.raises(ConfigError, match="12 tokens are no grid of 3 x 4 = 12, 1 in front of it"):
+        layer(x[:, 1:], both_ways(12))
+
+
+def test_an_encoder_of_images_with_a_class_token_may_have_mix_ffns() -> None:
+    layers = (block(n_heads=3, mlp=MixMlp(5)),)
+    encoder = image_encoder(Patches((6, 8), 2, class_token=True), D_MODEL, layers, n_classes=2).build().eval()
+    assert encoder(torch.rand(2, 1, 6, 8)).shape == (2, 13, 2)
 
 
 def test_packed_images_are_those_alone() -> None:

@@ -45,8 +45,9 @@ def asked_everything(served: Served, name: str, ids: list[int]) -> dict[str, int
                     assert fault["code"] in ("AnalysisUnavailable", "NoPattern") and len(fault["message"]) > 30, fault
                 found[f"{address} {stage or ''}"] = told.status_code
     for head, mixer in heads.items():
-        # what the card says is what is answered
-        assert (found[f"runs/{run}/pattern/{head} weights"] == 200) == (mixer["pattern"] is not None)
+        # what the card says is what is answered: one pattern, or one for each value
+        shown = mixer["pattern"] is not None or mixer["traits"]["value_streams"] > 1
+        assert (found[f"runs/{run}/pattern/{head} weights"] == 200) == shown
     return found
 
 

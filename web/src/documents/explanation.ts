@@ -1,6 +1,8 @@
 // The document of an explanation, format version 2: `docs/explain-json.md`.
 
 import type { PatternEntry } from "../pattern";
+import type { Grid } from "../pictures/patches";
+import type { TensorEntry } from "../tensor";
 import type { Document, Model, TokenEntry } from "./shared";
 
 export interface Candidate {
@@ -122,4 +124,8 @@ export interface ExplanationDocument extends Document {
   heads: readonly Head[];
   top_heads: readonly TopHead[];
   patterns: readonly PatternEntry[];
+  /** Of an image alone. */
+  grid?: Grid | null;
+  /** Its numbers: channel, row, column. */
+  image?: TensorEntry | null;
 }

@@ -3,6 +3,7 @@
 import type { ExplanationDocument, Head, Role, TextName } from "../documents/explanation";
 import { Glossary } from "../glossary";
 import { Pattern } from "../pattern";
+import { Patches } from "../pictures/patches";
 import { textOf, type Text } from "../tokens";
 import { PARTS, ROLES, SAYS, TARGETS, WORDS, type Says } from "./words";
 
@@ -16,6 +17,8 @@ export class Explained {
   readonly asked: Says;
   /** Whether logits are of classes. */
   readonly ofClasses: boolean;
+  /** The image that was read; null of a text. */
+  readonly patches: Patches | null;
 
   constructor(readonly data: ExplanationDocument) {
     const text = (name: TextName) =>
@@ -31,7 +34,12 @@ export class Explained {
     const of = data.model.logits_of ?? (data.model.kind === "encoder" ? "token" : "next_token");
     this.asked = SAYS[of];
     this.ofClasses = of.endsWith("_class");
+    this.patches = data.grid && data.image ? new Patches(data.grid, data.image) : null;
   }
+
+  /** Whether numbers stand for the tokens of the image, one for each. */
+  isOnImage = (numbers: readonly unknown[]): boolean =>
+    this.patches !== null && numbers.length === this.data.tokens.length;
 
   textsOf = (pattern: Pattern): { query: Text; key: Text } => ({
     query: this.texts[pattern.query as TextName],

@@ -280,4 +280,21 @@ export const SAYS: Readonly<Record<string, Says>> = {
     may: spoken("Class of this token"),
     name: spoken("Class of this token"),
   },
+  image_class: {
+    why: (told) => spoken("Why {model} calls the image {answer}", told),
+    weighed: (told) => spoken("What {model} thinks of {answer} as the class of the image", told),
+    explained: (told) =>
+      spoken("Explained: the class of the image, read at token {position} {token} (outlined). ", told),
+    way: spoken("From image to its class, in numbers"),
+    may: spoken("Class of the image"),
+    name: spoken("Class of the image"),
+  },
+  patch_class: {
+    why: (told) => spoken("Why a patch says {answer} to {model}", told),
+    weighed: (told) => spoken("What {model} thinks of {answer} by a patch", told),
+    explained: (told) => spoken("Explained: the class by patch {token}, token {position} (outlined). ", told),
+    way: spoken("From image to the class by a patch, in numbers"),
+    may: spoken("Class by this patch"),
+    name: spoken("Class by this patch"),
+  },
 };

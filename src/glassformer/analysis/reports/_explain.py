@@ -41,13 +41,14 @@ from glassformer.analysis.reports.explanation import (
 from glassformer.analysis.reports.model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.data.tokenizer import Specials
+from glassformer.labelled import Labelled
 from glassformer.models import ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
 from glassformer.numerics.distributions import entropy_bits, rank
 from glassformer.provenance import Note
-from glassformer.words import listed, sentence
+from glassformer.words import Sentence, listed, sentence
 
 N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
 # multiplications that unembedding at all positions may take: about a second of one core
@@ -59,7 +60,7 @@ def explained_sites(model: ModelLike) -> list[str]:
 
     Contributions are of the writes that were added to the stream, so they sum to its logit to the last digits.
     """
-    looks = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
+    looks = [f"{h.path}.pattern" for h in roles.patterned(model)]
     looks += [layer.attention.at.head_out for layer in model.sub_layers() if layer.attention is not None]
     # a slope is taken, and its parts are, at what the unembedding reads
     looks += [] if model.unembed.has_directions else aim_sites(model, directed=True)
@@ -135,6 +136,7 @@ def explain(
         text=passed.text,
         tokens=_tokens(passed.ids, passed.tokens, passed.marks),
         grid=None if model.patches is None else (*model.patches.grid, model.patches.outside),
+        image=_image(passed),
         source_tokens=_source_tokens(passed),
         position=at,
         answer=_outcome(model, logits, chosen),
@@ -246,7 +248,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 "Logits are of {n} classes of the whole image, as one patch says it; the image's are their mean.", n=n
             ),
         }
-        notes.append(Note(told[classes]))
+        notes.append(Note(told[classes], *_class_of_image(run)))
     elif run.model.logits_of == "token":
         notes.append(
             Note(
@@ -287,10 +289,27 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
     return notes
 
 
+def _class_of_image(run: Run) -> list[Sentence]:
+    """Return what a model says of a whole image whose class is the mean of what patches say; nothing of others."""
+    if run.model.config.classifies != "mean" or run.logits is None:
+        return []
+    probabilities = run.model.class_logits(run.logits)[0].double().softmax(-1)
+    best = int(probabilities.argmax())
+    share = f"{float(probabilities[best]):.2f}"
+    return [
+        sentence("The whole image it calls {answer}, probability {share}.", answer=_text(run.model, best), share=share)
+    ]
+
+
 def _tokens(ids: Tensor | None, texts: list[str], odd: Marks) -> tuple[Token, ...]:
     """Return tokens with their ids; patches of an image, which have none, with their numbers in order."""
     numbers = range(len(texts)) if ids is None else ids[0].tolist()
     return tuple(Token(i, id, text, **odd.of(i)) for i, (id, text) in enumerate(zip(numbers, texts)))
+
+
+def _image(run: Run) -> Labelled | None:
+    """Return the numbers of the image that was read, `channel row column`; None of a text."""
+    return None if run.model.patches is None else Labelled(run.inputs.args[0][0], ("channel", "row", "column"))
 
 
 def _source_tokens(run: Run) -> tuple[Token, ...] | None:

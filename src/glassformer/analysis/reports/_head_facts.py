@@ -55,7 +55,8 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
     notes += [
         Note(
             sentence('Heads of "{kind}" have several values at each position, with a pattern each.', kind=kind),
-            sentence("They have no roles and no picture here; head_scores(model) has roles of each pattern."),
+            sentence("There is a picture of each, L0H1/0 of the first."),
+            *([] if run.model.patches else [sentence("head_scores(model) has roles of each pattern.")]),
         )
         for kind in sorted(several)
     ]
@@ -72,6 +73,9 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
 
 def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[Note]]:
     """Return scores by head, and why there are none in a stack."""
+    if run.model.patches is not None:
+        seen = sentence("Roles of heads go by tokens of a text, and patches of an image are none.")
+        return {}, [Note(seen, sentence("Heads are shown with what they add and where they look."))]
     scores: dict[str, tuple[RoleScore, ...]] = {}
     notes: list[Note] = []
     general = _model_wide(run)
@@ -181,13 +185,12 @@ def _top_head(run: Run, position: int, taken: SourceEffects, head: HeadFacts, be
 
 
 def patterns(run: Run) -> tuple[Pattern, ...]:
+    """Return the pattern of every head that has one; of several values each has its own, `L0H1/0`."""
     found = []
-    for h in roles.heads(run.model):
-        if h.reading is None:
-            continue
+    for h in roles.patterned(run.model):
         query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
         key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
-        weights = run[f"{h.path}.pattern"].values[0, h.head]
+        weights = roles.rows_of(run[f"{h.path}.pattern"].values)[0, h.row]
         found.append(
             Pattern(
                 label=h.label,
@@ -198,6 +201,7 @@ def patterns(run: Run) -> tuple[Pattern, ...]:
                 query=query,
                 key=key,
                 weights=weights,
+                looks_ahead=h.crosses or run.model.reads_ahead(h.stack or None),
             )
         )
     return tuple(found)

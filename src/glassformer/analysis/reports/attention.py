@@ -20,13 +20,14 @@ from glassformer.trace import Site
 from glassformer.words import sentence
 
 FORMAT, VERSION = "glassformer.attention", 1
-_AXES = ("batch", "head", "query", "key")
+# of several values each has a pattern
+_AXES = (("batch", "head", "query", "key"), ("batch", "value_stream", "head", "query", "key"))
 
 
 def pattern_sites(model: Any) -> list[str]:
     """Return the sites of a model's patterns, one for each layer whose mechanism has one; none if no layer has."""
     if isinstance(model, Model):
-        return list(dict.fromkeys(f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None))
+        return list(dict.fromkeys(f"{h.path}.pattern" for h in roles.patterned(model)))
     return [name for name in model.sites() if Site.named(name).quantity == "pattern"]
 
 
@@ -82,11 +83,11 @@ def attention_of(run: Run, row: int = 0) -> Attention:
     run = run.prompt(row) if run.token_rows else run
     run.require_computed()
     read = [(name, value) for name, value in run.items() if Site.named(name).quantity == "pattern"]
-    read = [(name, value) for name, value in read if value.axes == _AXES]
+    read = [(name, value) for name, value in read if value.axes in _AXES]
     if not read:
         raise _nothing(run)
     texts = {"tokens": [*run.tokens]} | ({"source_tokens": [*run.source_tokens]} if run.source_rows else {})
-    patterns = [pattern for name, value in read for pattern in _patterns(name, value, texts)]
+    patterns = [one for name, value in read for one in _patterns(name, value, texts, _looks_ahead(run, name))]
     ours = isinstance(run.model, Model)
     return Attention(
         model=dataclasses.asdict(model_facts(run.model)) if ours else {"name": _name(run)},
@@ -99,19 +100,29 @@ def attention_of(run: Run, row: int = 0) -> Attention:
     )
 
 
-def _patterns(name: str, value: Labelled, texts: dict[str, list[str]]) -> list[Pattern]:
-    """Return the pattern of each head of a layer; texts of axes that are no tokens are added."""
+def _patterns(name: str, value: Labelled, texts: dict[str, list[str]], looks_ahead: bool | None) -> list[Pattern]:
+    """Return the pattern of each head of a layer, or of each value; texts of axes that are no tokens are added."""
     site = Site.named(name, value.axes)
+    n = value.size("value_stream") if "value_stream" in value.axes else 1
+    labels = [str(label) if isinstance(label, str) else f"{site.path} {label}" for label in value.labels("head")]
+    labels = labels if n == 1 else [f"{label}/{i}" for label in labels for i in range(n)]
+    weights = roles.rows_of(value.values)[0].detach().float()
     named = {axis: _list_of(site, axis, value.size(axis), texts) for axis in ("query", "key")}
     return [
         Pattern(
-            label=str(label) if isinstance(label, str) else f"{site.path} {label}",
-            stack=site.stack, part=site.part, layer=site.layer or 0, head=h,
-            weights=value.values[0, h].detach().float(),
-            **named,
+            label=label, stack=site.stack, part=site.part, layer=site.layer or 0, head=row // n,
+            weights=weights[row], looks_ahead=looks_ahead, **named,
         )
-        for h, label in enumerate(value.labels("head"))
+        for row, label in enumerate(labels)
     ]  # fmt: skip
+
+
+def _looks_ahead(run: Run, name: str) -> bool | None:
+    """Return whether queries of a site see keys behind them; None of a model that is not ours."""
+    site = Site.named(name)
+    if not isinstance(run.model, Model):
+        return None
+    return site.reads_source("key") or run.model.reads_ahead(site.stack or None)
 
 
 def _list_of(site: Site, axis: str, size: int, texts: dict[str, list[str]]) -> Any:
@@ -128,9 +139,10 @@ def _without(run: Run, read: set[str]) -> list[Note]:
     if not isinstance(run.model, Model):
         return []
     layers: dict[tuple[str, bool], list[str]] = {}
+    shown = {head.path for head in roles.patterned(run.model)}
     for head in roles.heads(run.model):
         if f"{head.path}.pattern" not in read:
-            of_kind = layers.setdefault((head.mechanism, head.reading is None), [])
+            of_kind = layers.setdefault((head.mechanism, head.path not in shown), [])
             of_kind += [] if head.path in of_kind else [head.path]
     return [
         Note(

@@ -14,6 +14,8 @@ from glassformer.labelled import Labelled, Result
 from glassformer.trace import role_of
 
 FORMAT, VERSION = "glassformer.explanation", 3
+# of a pattern, what its entries and their layout stand for
+_DRAWN = ("weights", "looks_ahead")
 # in how many steps the largest weight of a pattern is counted
 STEPS = 65_535
 
@@ -247,7 +249,11 @@ class TopHead:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern(Result):
-    """One head's pattern; as JSON, whole numbers of steps that sum to what each row does, small ones in one byte."""
+    """One head's pattern; as JSON, whole numbers of steps that sum to what each row does, small ones in one byte.
+
+    `looks_ahead` says whether queries may look at keys behind them, so that a weight of zero there is one, and no mask;
+    None where that is not known, and they do not if none does.
+    """
 
     label: str
     stack: str
@@ -257,6 +263,7 @@ class Pattern(Result):
     query: Literal["tokens", "source_tokens"]
     key: Literal["tokens", "source_tokens"]
     weights: Float[Tensor, "query key"]
+    looks_ahead: bool | None = None
 
     HEADLINE = ("pattern",)
 
@@ -278,10 +285,10 @@ class Pattern(Result):
         sums = (self.weights.double() * (STEPS / (scale or 1.0))).cumsum(-1).round().long()
         data = sums.diff(dim=-1, prepend=torch.zeros_like(sums[:, :1]))
         lower = torch.ones(rows, columns, dtype=torch.bool).tril()
-        causal = rows == columns and not bool(self.weights[~lower].any())
+        causal = not self.looks_ahead and rows == columns and not bool(self.weights[~lower].any())
         entries = data[lower] if causal else data.flatten()
         entries = torch.where(entries < 0, -2 * entries - 1, 2 * entries) if signed else entries
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weights"}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _DRAWN}
         return fields | {
             "rows": rows,
             "columns": columns,
@@ -338,8 +345,9 @@ class Explanation(Result):
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]
     translation: Translation | None
-    # of an image: rows and columns of patches, and how many tokens stand before them; None of a text
+    # of an image alone: rows and columns of patches, and how many tokens stand before them; its numbers
     grid: tuple[int, int, int] | None = None
+    image: Labelled | None = None
     # of layers with a memory
     memories: tuple[MemoryUse, ...] = ()
 
@@ -376,8 +384,7 @@ class Explanation(Result):
         fields = super().to_dict(packed)
         if packed:
             return fields
-        if self.grid is None:
-            del fields["grid"]
+        fields = {name: value for name, value in fields.items() if value is not None or name not in ("grid", "image")}
         if not self.memories:
             del fields["memories"]
         del fields["result"]

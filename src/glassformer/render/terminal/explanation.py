@@ -77,12 +77,16 @@ ASKED = {
     "token": sentence("there"),
     "text_class": sentence("class"),
     "token_class": sentence("class"),
+    "image_class": sentence("class"),
+    "patch_class": sentence("class"),
 }
 WAYS = {
     "next_token": sentence("From text to next token"),
     "token": sentence("From text to the token there"),
     "text_class": sentence("From text to its class"),
     "token_class": sentence("From text to the class of a token"),
+    "image_class": sentence("From image to its class"),
+    "patch_class": sentence("From image to the class by a patch"),
 }
 TARGETS = {
     "logit": sentence("logit"),
@@ -325,6 +329,8 @@ def _components(
 
 def _heads(found: Explanation) -> RenderableType:
     heads = spoken_each("head", "adds", "roles on this text (score, positions; on random tokens)")
+    if found.grid is not None:
+        return section(spoken("Telling heads"), _added(found.top_heads))
     grid = table(*heads, left=(0, 2))
     grid.columns[2].no_wrap = False
     facts = {head.label: head for head in found.heads}
@@ -337,11 +343,18 @@ def _heads(found: Explanation) -> RenderableType:
     return section(spoken("Telling heads"), grid, *legend)
 
 
+def _added(tops: Sequence[TopHead]) -> RenderableType:
+    """Return what heads add alone: on an image, whose patches are no tokens of a text, they have no roles."""
+    grid = table(*spoken_each("head", "adds", ""), left=(0, 2))
+    most = max((abs(top.contribution) for top in tops), default=0.0)
+    for top in tops:
+        grid.add_row(spoken_label(top.label), f"{top.contribution:+.3f}", bar(top.contribution, most))
+    return grid
+
+
 def _roles(head: HeadFacts) -> str:
     played = [r for r in head.roles if _plays(head, r.role)]
     if not head.roles:
-        if head.reading is not None and not head.crosses:
-            return spoken("roles go by tokens")
         return spoken("cross-attention" if head.crosses else "no pattern")
     sign = "" if head.reading == "mass" else spoken(" (signed)")
     return spoken(", ").join(f"{_role(r)}{sign}" for r in played) or spoken("none above 0.2")
