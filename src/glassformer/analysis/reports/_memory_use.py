@@ -90,7 +90,10 @@ def _use(run: Run, parts: _Parts, position: int) -> MemoryUse:
             window, memory = _shared_out(run[layer.mixer.at.pattern].values[0], mixer, position, parts.reads)
         if isinstance(mixer, Persistent):
             persistent = float(run[layer.mixer.at.persistent].values[0, :, position].double().mean())
-    return MemoryUse(parts.label, window, persistent, memory, gate, surprise, mean)
+    return MemoryUse(
+        label=parts.label, window=window, persistent=persistent, memory=memory, gate=gate, surprise=surprise,
+        mean_surprise=mean,
+    )  # fmt: skip
 
 
 def _shared_out(pattern: Tensor, mixer: Any, position: int, reads: bool) -> tuple[float, float | None]:
