@@ -105,9 +105,9 @@ def noise_images(
         random: Of the noise; torch's own by default.
     """
     schedule = schedule or Straight()
-    noise = torch.randn(images.shape, generator=random, dtype=images.dtype)
+    noise = torch.randn(images.shape, generator=random, dtype=images.dtype).to(images.device)
     noised, velocity = (make(images, noise, times) for make in (schedule.noised, schedule.velocity))
-    weight = torch.ones(len(images), 1, dtype=torch.bool)
+    weight = torch.ones(len(images), 1, dtype=torch.bool, device=images.device)
     return Batch(noised, velocity, weight, times=times, classes=classes)
 
 
