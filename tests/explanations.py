@@ -88,9 +88,14 @@ def translator() -> EncoderDecoder:
     return _random(config, "translation-sample", tokenizer)
 
 
-def of_images(class_token: bool = True, mixer: MixerConfig | None = None, **image: Any) -> Encoder:
-    """Return a tiny model that says which kind of shape is on an image of 4 x 4 patches."""
-    patches = Patches(**{"size": 4} | image, class_token=class_token)
+def of_images(
+    class_token: bool = True,
+    mixer: MixerConfig | None = None,
+    image: tuple[int, int] = (16, 16),
+    channels: int = 1,
+) -> Encoder:
+    """Return a tiny model that says which kind of shape is on an image, by patches of 4 x 4 pixels."""
+    patches = Patches(image, 4, channels, class_token)
     layers = repeat(block(mixer or Softmax(), n_heads=2, mlp=Mlp(32)), 2)
     config = image_encoder(patches, 16, layers, n_classes=5, positions=LearnedGrid())
     model = _random(config, "image-sample", None)

@@ -160,7 +160,7 @@ def test_patterns_of_a_run_that_looks_both_ways_are_whole_and_of_each_value() ->
 @cache
 def document(name: str) -> dict[str, Any]:
     if name == "colours":
-        model = of_images(False, image=(8, 12), channels=3, size=4)
+        model = of_images(False, image=(8, 12), channels=3)
         return explain(model, torch.rand(3, 8, 12, generator=torch.Generator().manual_seed(0))).to_dict()
     return sample(name).to_dict()
 

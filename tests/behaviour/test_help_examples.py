@@ -21,7 +21,8 @@ import glassformer as gf
 from glassformer import checkpoints
 from glassformer.cli import VERBS, main
 from glassformer.cli.parsing import call_of
-from glassformer.data import Planted, TextConfig
+from glassformer.data import Planted, Shapes, TextConfig
+from glassformer.models import LearnedGrid, Mlp, Patches, block, image_encoder
 from glassformer.studies import scaled_scores
 from glassformer.training import train
 from tiny_runs import MODEL, recipe
@@ -85,6 +86,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = Planted(2, 12, text=text, counts=(0, 2), per_count=2, prefix=3, suffix=3, over=4)
     planted = recipe(model=MODEL.replace(vocab_size=300), data=data, steps=4, save_every=4, keep=())
     train(planted, Path("runs/memorisation"))
+    layers, patches = (block(n_heads=2, mlp=Mlp(8)),), Patches((16, 16), 8, class_token=True)
+    images = image_encoder(patches, 8, layers, n_classes=5, positions=LearnedGrid())
+    train(recipe(model=images, data=Shapes(batch_size=4), steps=2), Path("runs/shapes"))
     save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     shutil.copy(scaled_scores.__file__, "my_study.py")

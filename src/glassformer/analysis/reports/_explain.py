@@ -248,7 +248,7 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
                 "Logits are of {n} classes of the whole image, as one patch says it; the image's are their mean.", n=n
             ),
         }
-        notes.append(Note(told[classes], *_class_of_image(run)))
+        notes.append(Note(told[classes], _class_of_image(run)))
     elif run.model.logits_of == "token":
         notes.append(
             Note(
@@ -289,16 +289,16 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
     return notes
 
 
-def _class_of_image(run: Run) -> list[Sentence]:
+def _class_of_image(run: Run) -> Sentence:
     """Return what a model says of a whole image whose class is the mean of what patches say; nothing of others."""
     if run.model.config.classifies != "mean" or run.logits is None:
-        return []
+        return sentence("")
     probabilities = run.model.class_logits(run.logits)[0].double().softmax(-1)
     best = int(probabilities.argmax())
     share = f"{float(probabilities[best]):.2f}"
-    return [
-        sentence("The whole image it calls {answer}, probability {share}.", answer=_text(run.model, best), share=share)
-    ]
+    return sentence(
+        "The whole image it calls {answer}, probability {share}.", answer=_text(run.model, best), share=share
+    )
 
 
 def _tokens(ids: Tensor | None, texts: list[str], odd: Marks) -> tuple[Token, ...]:

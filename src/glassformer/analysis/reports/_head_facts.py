@@ -56,7 +56,7 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
         Note(
             sentence('Heads of "{kind}" have several values at each position, with a pattern each.', kind=kind),
             sentence("There is a picture of each, L0H1/0 of the first."),
-            *([] if run.model.patches else [sentence("head_scores(model) has roles of each pattern.")]),
+            sentence("" if run.model.patches else "head_scores(model) has roles of each pattern."),
         )
         for kind in sorted(several)
     ]
