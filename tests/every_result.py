@@ -194,6 +194,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LossTrajectories": lambda: _history()[1],
     "MatchingTrace": _weights(from_weights.matching_trace),
     "MeaningShift": _meaning_shift,
+    "MemoryInfluence": lambda: attribution.memory_influence(
+        subject("memory").model, subject("memory").inputs[0][:1], positions="all"
+    ),
     "NeuronEffects": _one_pass(attribution.neuron_effects),
     "NeuronShares": _one_pass(token_flow.neuron_shares, layer=0),
     "NodeAttribution": _pairs(circuits.attribute_nodes),

@@ -37,6 +37,10 @@ class Term(ABC):
     def excerpt(self, run: "Run") -> "Term | None":
         """Return the condition within a run, positions counted from its start; None if it hides nothing there."""
 
+    def until(self, stop: int) -> "Term":
+        """Return the condition on the positions before `stop`, counted as they were."""
+        return self
+
 
 class Rule(ABC):
     """Which keys a mechanism looks at of those a mask allows; every position looks at itself at least."""
@@ -107,17 +111,17 @@ class Documents(Term):
     """Positions see each other within a document: as many in a row as have one id."""
 
     ids: Int[Tensor, "batch key"]
+    # each position's document, counted from 0 in each row
+    number: Int[Tensor, "batch key"] = field(init=False)
     reflexive: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        begins = self.ids[:, 1:] != self.ids[:, :-1]
+        object.__setattr__(self, "number", torch.nn.functional.pad(begins.cumsum(-1), (1, 0)))
 
     @property
     def batch(self) -> int:  # type: ignore[override]
         return self.ids.shape[0]
-
-    @cached_property
-    def number(self) -> Int[Tensor, "batch key"]:
-        """Each position's document, counted from 0 in each row."""
-        begins = self.ids[:, 1:] != self.ids[:, :-1]
-        return torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, ...], ...]:
@@ -141,6 +145,9 @@ class Documents(Term):
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.number[b, q] == self.number[b, k]
+
+    def until(self, stop: int) -> "Documents":
+        return Documents(self.ids[:, :stop])
 
     def excerpt(self, run: Run) -> "Documents | None":
         number = run.of_positions(self.number)
@@ -179,6 +186,9 @@ class Either(Term):
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.left.allows(b, q, k) | self.right.allows(b, q, k)
 
+    def until(self, stop: int) -> "Either":
+        return Either(self.left.until(stop), self.right.until(stop))
+
     def excerpt(self, run: Run) -> "Either | None":
         left, right = self.left.excerpt(run), self.right.excerpt(run)
         return Either(left, right) if left.terms and right.terms else None
@@ -216,6 +226,10 @@ class Mask:
     def excerpt(self, run: Run) -> "Mask":
         """Return the mask within a run, positions counted from its start."""
         return Mask(tuple(inside for term in self.terms if (inside := term.excerpt(run)) is not None))
+
+    def until(self, stop: int) -> "Mask":
+        """Return the mask of the positions before `stop`, counted as they were."""
+        return Mask(tuple(term.until(stop) for term in self.terms))
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Bool[Tensor, "b 1 query key"]:
         """Return booleans for the last `n_queries` of `n_keys` positions (`b` is 1 unless a term differs by row)."""
@@ -384,6 +398,25 @@ class Context:
         mask, positions, keys, first, memo = self.memo[run]
         marked = None if self.marked is None else run.of_positions(self.marked)
         return replace(self, mask=mask, positions=positions, key_positions=keys, first=first, marked=marked, memo=memo)
+
+    def piece(self, start: int, stop: int) -> "Context":
+        """Return the context of some of the new positions, as a state that holds those before them continues."""
+        n, total = self.positions.shape[-1], self.key_positions.shape[-1]
+        if (start, stop) == (0, n):
+            return self
+        if ("piece", start, stop) not in self.memo:
+            keys = total - n + stop
+            marked = None if self.marked is None else self.marked[:, :keys]
+            self.memo["piece", start, stop] = replace(
+                self,
+                mask=self.mask.until(keys),
+                positions=self.positions[:, start:stop],
+                key_positions=self.key_positions[:, :keys],
+                first=None if self.first is None else self.first + start,
+                marked=marked,
+                memo={},
+            )
+        return self.memo["piece", start, stop]
 
     def ruled(self, rule: Rule | None) -> "Context":
         """Return the context with a mechanism's rule in it."""

@@ -17,6 +17,7 @@ from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.frames import macaron, metaformer
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
+from glassformer.models.memory_context import MemoryContext
 from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
 from glassformer.models.mlp import Mlp
@@ -52,13 +53,13 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig",
     "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis", "LabelSmoothing", "LayerNorm",
-    "Learned", "LearnedGrid", "MemoryGate", "MixMlp", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike",
-    "ModuleLike", "NoNorm", "NormConfig", "OutputLayer", "Patches", "Readout", "Request", "RmsNorm", "Sampling",
-    "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal", "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate",
-    "beam_search", "block", "chat", "deep_norm", "every", "generate", "hybrid", "image_encoder", "macaron",
-    "metaformer", "minimax", "patchify", "preset", "published_block", "repeat", "require_model", "require_module",
-    "retention", "sampling_steps", "sana", "stream", "titans", "transnormer", "transnormer_llm", "unpatchify",
-    "written_before",
+    "Learned", "LearnedGrid", "MemoryContext", "MemoryGate", "MixMlp", "MixtureOfExperts", "Mlp", "Model",
+    "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "OutputLayer", "Patches", "Readout", "Request",
+    "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal", "SinusoidalGrid", "Stack", "State",
+    "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every", "generate", "hybrid",
+    "image_encoder", "macaron", "metaformer", "minimax", "patchify", "preset", "published_block", "repeat",
+    "require_model", "require_module", "retention", "sampling_steps", "sana", "stream", "titans", "transnormer",
+    "transnormer_llm", "unpatchify", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -96,7 +96,7 @@ class MemoryGateLayer(SubLayerModule):
         before = (None, None) if state is None else state
         m, memory = self.memory(x, context, state=before[0], tape=tape)
         y, attention = self.attention(x, context, state=before[1], tape=tape)
-        opens, opened = (F.rms_norm(u, u.shape[-1:], g, self.config.eps) for u, g in zip((m, y), self.gains))
+        opens, opened = normed(m, y, self.gains, self.config.eps)
         out = site(tape, self.at.gate, opens.sigmoid()) * opened
         return site(tape, self.at.out, out), None if state is None else MemoryGateState(memory, attention)
 
@@ -128,3 +128,14 @@ class MemoryGateLayer(SubLayerModule):
         yield from self.memory.sites()
         yield from self.attention.sites()
         yield from declare(self.path, self.SITES, {"d_model": self.d_model}, layer=self.layer)
+
+
+def normed(
+    m: Float[Tensor, "batch pos d_model"],
+    y: Float[Tensor, "batch pos d_model"],
+    gains: Float[Tensor, "2 d_model"],
+    eps: float,
+) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch pos d_model"]]:
+    """Return what a memory gives and what it opens, each of them normed."""
+    opens, opened = (F.rms_norm(u, u.shape[-1:], gain, eps) for u, gain in zip((m, y), gains, strict=True))
+    return opens, opened

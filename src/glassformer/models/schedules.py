@@ -30,6 +30,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.experts import MixtureOfExperts
+from glassformer.models.memory_context import MemoryContext
 from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
 from glassformer.models.mlp import Mlp
@@ -153,7 +154,7 @@ def titans(
     *,
     n_heads: int,
     memory: MixerConfig | None = None,
-    used: Literal["gate", "layer", "alone"] = "gate",
+    used: Literal["context", "gate", "layer", "alone"] = "gate",
     window: int = 256,
     tokens: int = 4,
     mlp: SubLayerConfig | None = None,
@@ -165,24 +166,28 @@ def titans(
         n_layers: How many blocks.
         n_heads: Heads of the memory, and of attention.
         memory: `NeuralMemory()` by default.
-        used: The memory opens what attention writes (`gate`); or is a sub-layer before it (`layer`), or in its place
-            (`alone`), where windows and learned tokens are not asked for.
-        window: Each query sees keys less than this many positions away.
+        used: The memory opens what attention writes (`gate`); what it knows stands before the tokens besides
+            (`context`); or it is a sub-layer before attention (`layer`), or in its place (`alone`), where windows and
+            learned tokens are not asked for.
+        window: Each query sees keys less than this many positions away; as `context` those of its segment, which is a
+            chunk of the memory, and `window` is not asked for.
         tokens: Learned tokens that every query sees.
         mlp: What follows in each block.
         norm: Of sub-layers; `RmsNorm()` by default.
 
-    Source: Behrouz, Zhong, Mirrokni 2025, "Titans" (2501.00663), sections 4.2 and 4.3.
+    Source: Behrouz, Zhong, Mirrokni 2025, "Titans" (2501.00663), section 4.
     """
     long = Attention(n_heads, **(memory or NeuralMemory()).as_published())
     near = Attention(n_heads, mixer=Persistent(tokens, window), positions=Rope())
-    parts: dict[str, tuple[SubLayerConfig, ...]] = {
-        "gate": (MemoryGate(long, near),),
-        "layer": (long, near),
-        "alone": (long,),
-    }
+    parts: tuple[SubLayerConfig, ...]
+    if used == "context":
+        parts = (MemoryContext(long, near.replace(mixer=Persistent(tokens))),)
+    elif used == "gate":
+        parts = (MemoryGate(long, near),)
+    else:
+        parts = (long, near) if used == "layer" else (long,)
     end = () if mlp is None else (mlp,)
-    return repeat(BlockConfig((*parts[used], *end), norm or RmsNorm()), n_layers)
+    return repeat(BlockConfig((*parts, *end), norm or RmsNorm()), n_layers)
 
 
 def minimax(

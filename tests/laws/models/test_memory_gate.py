@@ -1,4 +1,4 @@
-"""Memory as gate, as layer and alone: what is joined, and that no later token is heard of."""
+"""Memory as context, as gate, as layer and alone: what is joined, and that no later token is heard of."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from glassformer.testing.layers import D_MODEL, causal_context, randomise, strea
 from glassformer.trace import Tape
 from one_pass import in_one_pass
 
-USES = ("gate", "layer", "alone")
+USES = ("context", "gate", "layer", "alone")
 
 
 def gate(memory: Any = None, seed: int = 0) -> Any:
@@ -95,15 +95,20 @@ def test_texts_are_continued_as_they_are_read_whole(used: str) -> None:
 def test_uses_differ_in_their_parts_alone() -> None:
     memory = LinearMemory(chunk=4)
     kinds = {used: [part.kind for part in titans(1, n_heads=2, memory=memory, used=used)[0].parts] for used in USES}  # type: ignore[arg-type]
-    assert kinds == {"gate": ["memory_gate"], "layer": ["attention", "attention"], "alone": ["attention"]}
+    assert kinds == {
+        "context": ["memory_context"],
+        "gate": ["memory_gate"],
+        "layer": ["attention", "attention"],
+        "alone": ["attention"],
+    }
     long, near = titans(1, n_heads=2, memory=memory, used="layer", window=7, tokens=3)[0].parts
     assert isinstance(long, Attention) and long.mixer == memory
     assert isinstance(near, Attention) and near.mixer == Persistent(3, 7)
 
 
 def test_another_use_of_a_memory_is_refused_with_those_there_are() -> None:
-    with pytest.raises(WrongArgument, match="titans: used= takes 'gate' or 'layer' or 'alone'"):
-        titans(1, n_heads=2, used="context")  # type: ignore[arg-type]
+    with pytest.raises(WrongArgument, match="titans: used= takes 'context' or 'gate' or 'layer' or 'alone'"):
+        titans(1, n_heads=2, used="core")  # type: ignore[arg-type]
 
 
 def test_neither_layer_may_read_another_stack() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from glassformer.attention import DynamicScaling, Latent, Rope
+from glassformer.attention import DynamicScaling, Latent, NeuralMemory, Rope
 from glassformer.errors import AnalysisUnavailable, OutOfPages, TextError
 from glassformer.models import (
     GREEDY,
@@ -20,6 +20,7 @@ from glassformer.models import (
     Serving,
     block,
     generate,
+    titans,
 )
 from glassformer.models.stack import tensors
 from glassformer.testing import close
@@ -41,6 +42,9 @@ CONFIGS = {name: ARCHITECTURES[name] for name in ("gpt2", "llama", "alibi_window
 CONFIGS |= {name: ARCHITECTURES[name] for name in ("smeared", "lightning_hybrid", "experts")}
 CONFIGS["latents"] = _decoder(block(n_heads=2, positions=Rope(), projection=Latent(4, rotary=4), mlp=Mlp(8)))
 CONFIGS["recurrent"] = _decoder(BlockConfig((Gru(),)), BlockConfig((Convolution(),)), block(n_heads=2))
+CONFIGS["memory as context"] = _decoder(
+    *titans(1, n_heads=2, memory=NeuralMemory(chunk=3), used="context", tokens=2), block(n_heads=2, mlp=Mlp(8))
+)
 MODELS: dict[str, Any] = {}
 
 

@@ -19,7 +19,9 @@ from glassformer.attention import (
     DualChunk,
     Latent,
     Lightning,
+    LinearMemory,
     Merge,
+    Persistent,
     Rope,
     Rwkv6,
     Shifted,
@@ -38,6 +40,7 @@ from glassformer.models import (
     EncoderDecoderConfig,
     Gru,
     LayerNorm,
+    MemoryContext,
     MixMlp,
     Mlp,
     NoNorm,
@@ -69,6 +72,10 @@ CONFIGS: dict[str, SubLayerConfig] = {
     "convolution wide": Convolution(4, bias=False),
     "convolution pointwise": Convolution(1),
     "mix_mlp narrow": MixMlp(5, width=2, bias=False),
+    "memory_context segments": MemoryContext(
+        Attention(2, **LinearMemory(chunk=3).as_published()),
+        Attention(2, 1, mixer=Persistent(2), positions=Rope()),
+    ),
 }
 every = pytest.mark.parametrize("name", CONFIGS)
 WIRINGS = ("pre", "post", "sandwich", "parallel")

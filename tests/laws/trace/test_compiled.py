@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from glassformer.attention import Linear, Lrpe, MixerConfig, Performer, Pola, StateSpace
-from glassformer.models import DecoderConfig, Mlp, block
+from glassformer.attention import Linear, LinearMemory, Lrpe, MixerConfig, Performer, Pola, StateSpace
+from glassformer.models import DecoderConfig, Mlp, block, titans
 from glassformer.models.evaluation import evaluating
 from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, subject
-from glassformer.trace import Add, Apply, At, Scale, Set
+from glassformer.trace import Add, Apply, At, Scale, Set, Tape
 
 pytestmark = pytest.mark.full
 every = pytest.mark.parametrize("name", [*ARCHITECTURES, "rwkv"])
@@ -84,6 +85,18 @@ def test_features_that_are_drawn_anew_in_training_are_so_when_compiled() -> None
         close(fast(ids), expected)
         seen.append(expected)
     assert [torch.equal(a, b) for a, b in pairwise(seen)] == [True, False, True, False]
+
+
+def test_memory_as_context_compiles_with_a_tape_and_for_packed_documents() -> None:
+    """Where segments begin differs by row in the latter; a graph goes from position to position there."""
+    layers = titans(1, n_heads=2, memory=LinearMemory(chunk=2), used="context", tokens=2)
+    model = randomise(DecoderConfig(11, 8, layers, max_len=16).build(seed=0).double().eval(), std=0.3)
+    fast, ids, documents = compiled(model), torch.arange(6).view(2, 3), torch.tensor([[0, 0, 1], [0, 1, 1]])
+    seen, told = Tape(model, "*"), Tape(model, "*")
+    close(fast(ids, tape=seen), model(ids, tape=told))
+    for at, value in told.values.items():
+        close(seen.values[at], value)
+    close(fast(ids, documents=documents), model(ids, documents=documents))
 
 
 @every

@@ -14,6 +14,10 @@ from glassformer.analysis.attribution._meaning_shift import (
     MeaningShift as MeaningShift,
     meaning_shift as meaning_shift,
 )
+from glassformer.analysis.attribution._memory_influence import (
+    MemoryInfluence as MemoryInfluence,
+    memory_influence as memory_influence,
+)
 from glassformer.analysis.attribution.parts_of_effects import (
     NeuronEffects as NeuronEffects,
     SourceEffects as SourceEffects,

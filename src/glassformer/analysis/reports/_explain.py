@@ -21,6 +21,7 @@ from glassformer.analysis.prepare import answer_id, require_one_prompt
 from glassformer.analysis.question import question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._head_facts import Aimed, head_facts, patterns, top_heads
+from glassformer.analysis.reports._memory_use import memory_sites, memory_use
 from glassformer.analysis.reports.explanation import (
     Candidate,
     Contribution,
@@ -65,6 +66,7 @@ def explained_sites(model: ModelLike) -> list[str]:
     questions = direct_logit_attribution, logit_lens, roles.head_roles
     asked = [site for one in questions for site in card_of(one).reads(model)]
     sites = [*looks, *pipeline.stage_sites(model), *asked, *source_sites(model), *_map_sites(model)]
+    sites += memory_sites(model)
     return list(dict.fromkeys(sites))
 
 
@@ -148,6 +150,7 @@ def explain(
         top_heads=top_heads(passed, split, facts, aimed),
         patterns=patterns(passed),
         translation=_translation(passed),
+        memories=memory_use(passed, at),
     ).noted(*passed.notes, *without_roles, *_notes(passed, split), *left_out)
 
 

@@ -176,6 +176,29 @@ class Sink:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """What a layer with a memory drew on at the explained position; None for what it does not have.
+
+    Args:
+        label: The layer, `L0 mac`.
+        window: Share of a row of attention that is of tokens in the window or segment, mean over heads.
+        persistent: Share that is of persistent tokens.
+        memory: Share that is of what is remembered.
+        gate: What a memory opens of what attention writes, mean over the stream; all is 1.
+        surprise: Length of the gradient by which a memory learns there, mean over heads.
+        mean_surprise: The same, mean over the positions up to there.
+    """
+
+    label: str
+    window: float | None
+    persistent: float | None
+    memory: float | None
+    gate: float | None
+    surprise: float | None
+    mean_surprise: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class RoleScore:
     """How far a head plays a role on this text, and in general: on repeated random tokens.
 
@@ -317,6 +340,8 @@ class Explanation(Result):
     translation: Translation | None
     # of an image: rows and columns of patches, and how many tokens stand before them; None of a text
     grid: tuple[int, int, int] | None = None
+    # of layers with a memory
+    memories: tuple[MemoryUse, ...] = ()
 
     HEADLINE = ("likely_next", "answer_by_depth", "contributions", "token_attribution")
     SIGNED = ("contributions", "token_attribution")
@@ -353,6 +378,8 @@ class Explanation(Result):
             return fields
         if self.grid is None:
             del fields["grid"]
+        if not self.memories:
+            del fields["memories"]
         del fields["result"]
         return {"format": FORMAT, "version": VERSION, "notes": []} | fields
 

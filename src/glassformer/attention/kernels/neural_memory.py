@@ -116,6 +116,32 @@ def neural_memory(
     return z, surprise[..., 0], MemoryState(*(tuple(x.unflatten(0, lead) for x in part) for part in state))
 
 
+def recalled(
+    q: Float[Tensor, "batch head pos d_head"],
+    state: MemoryState,
+    start: Sequence[Float[Tensor, "head d_in d_out"]],
+    layout: ChunkLayout,
+    activation: Activation = "silu",
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return what queries find in the memory with which their chunk began, of which there is one in each row.
+
+    Args:
+        q: Queries.
+        state: The memory before the first.
+        start: Weights with which a text begins.
+        layout: Where positions lie in the chunk.
+        activation: Between two matrices.
+    """
+    assert layout.n_chunks == 1, "what later chunks begin with is not known"
+    lead, n = q.shape[:2], q.shape[-2]
+    x = layout.laid(q, -2).flatten(0, 1)
+    state = MemoryState(*(tuple(part.flatten(0, 1) for part in each) for each in state))
+    opened = _Begun(start, layout, lead).at(0, state).opened
+    for i, matrix in enumerate(opened):
+        x = (x if i == 0 else _activated(x, activation)[0]) @ matrix[:, None]
+    return layout.taken(x.unflatten(0, lead), n)
+
+
 class _Begun:
     """Where chunks and texts begin, for rows of all heads; weights are `group in out`, a group a head of a row."""
 

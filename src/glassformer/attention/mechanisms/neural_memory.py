@@ -45,6 +45,7 @@ from glassformer.attention.kernels.neural_memory import (
     linear_memory_reading,
     neural_memory,
     neural_memory_flops,
+    recalled,
 )
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mechanisms.delta import unit, wide
@@ -211,6 +212,23 @@ class _MemoryMixer(Mixer):
         site(tape, self.at.surprise, surprise)
         z = z if real is None else z * real[:, None, :, None]
         return z.to(dtype), state
+
+    def recalled(
+        self, q: Float[Tensor, "batch head pos d_head"], context: Context, state: MemoryState
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        """Return what queries find in the memory as it was when their chunk began; nothing is written.
+
+        Args:
+            q: Queries of length one.
+            context: Facts of the pass. Positions are of one chunk in each row.
+            state: The memory before them.
+        """
+        self._require_causal(context)
+        dtype, n, q = q.dtype, q.shape[-2], wide(q)
+        real = self._real(n, context)
+        state = MemoryState(*(tuple(each.to(q.dtype) for each in part) for part in state))
+        layout = chunk_layout(context, n, len(q), self.config.chunk, real)
+        return recalled(q, state, self.start(q, self.dims.d_value), layout, self.activation).to(dtype)
 
     def unit(self, u: Float[Tensor, "*lead d_head"]) -> Float[Tensor, "*lead d_head"]:
         """Return queries or keys of length one, in float32 at least."""

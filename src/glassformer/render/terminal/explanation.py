@@ -28,6 +28,7 @@ from glassformer.analysis.reports.explanation import (
 )
 from glassformer.data import Marks, Spelled
 from glassformer.models.model import ANSWERS, LogitsOf
+from glassformer.render.terminal.memories import memories
 from glassformer.render.terminal.tables import (
     HELD,
     NEGATIVE,
@@ -159,7 +160,8 @@ def _first(found: Explanation, top: int) -> list[RenderableType]:
     """Return what is read first: the answer, what adds to it and the heads that tell."""
     parts = [_header(found), _answers(found)]
     parts += [_translation(found)] if found.translation is not None else []
-    return [*parts, _attribution(found, top), _heads(found), _looks(found)]
+    parts += [_attribution(found, top), _heads(found), _looks(found)]
+    return [*parts, memories(found)] if found.memories else parts
 
 
 def _of(found: Explanation) -> LogitsOf:
