@@ -108,8 +108,8 @@ def run(case: Case) -> Measures:
     model = learned(config, case, near_and_far, steps)
     far, near = (told(BATCHES * ROWS, case.generator(), topics=n) for n in (1, LENGTH // WINDOW))
     found: dict[str, float | Callable[[], float]] = {
-        "near": accuracy(model, near, near.asked),
-        "beyond": accuracy(model, far, far.asked & (torch.arange(LENGTH) >= LEFT)),
+        "near": answered(model, near, near.asked)[0],
+        "beyond": answered(model, far, far.asked & (torch.arange(LENGTH) >= LEFT))[0],
     }
     for name, one in (("", model), ("_untrained", config.build(case.seed))):
         found["novelty" + name] = lambda one=one: novelty(one, case)[0]
@@ -153,10 +153,12 @@ def learned(
 
 
 @torch.no_grad()
-def accuracy(model: Decoder, rows: Rows, asked: Bool[Tensor, "batch pos"], edit: tuple[EditLike, ...] = ()) -> float:
-    """Return the share of some questions that are answered right."""
-    answers = model(rows.tokens, tape=Tape(model, edit=edit)).argmax(-1)
-    return float((answers == rows.answers)[asked].double().mean())
+def answered(
+    model: Decoder, rows: Rows, asked: Bool[Tensor, "batch pos"], edit: tuple[EditLike, ...] = ()
+) -> tuple[float, float]:
+    """Return the share of some questions that are answered right, and the loss on their answers, in nats."""
+    logits, answers = model(rows.tokens, tape=Tape(model, edit=edit))[asked], rows.answers[asked]
+    return float((logits.argmax(-1) == answers).double().mean()), float(F.cross_entropy(logits, answers))
 
 
 def novelty(model: Decoder, case: Case) -> tuple[float, float]:
