@@ -46,8 +46,7 @@ def _explain(asked: Asked) -> Iterator[Pair]:
     yield Pair("their sum", found.attribution.sum, expected.sum())
     yield Pair("their total", found.attribution.total, expected.sum() if paths.raw is None else target)
     yield from _inputs(asked, at, answer)
-    # those of several values of one head are not drawn
-    patterns = {label: pattern for label, pattern in patterns_of(model, inputs).items() if "/" not in label}
+    patterns = patterns_of(model, inputs)
     assert [one.label for one in found.patterns] == list(patterns)
     for pattern in found.patterns:
         yield Pair(f"pattern of {pattern.label}", pattern.weights, patterns[pattern.label][0])
