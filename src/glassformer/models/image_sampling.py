@@ -62,10 +62,10 @@ def sample_images(
     with torch.no_grad(), evaluating(found):
         for first in range(0, len(told), AT_ONCE):
             part = told[first : first + AT_ONCE]
-            draws = Draws(part, found.patches.shape, seed + first)
+            draws = Draws(len(part), found.patches.shape, seed + first)
             noise = draws().to(like.device, like.dtype)
-            made.append(denoised(_velocity(found, part), noise, steps, found.config.denoises.schedule,
-                                 draws if ancestral else None))  # fmt: skip
+            schedule = found.config.denoises.schedule
+            made.append(denoised(_velocity(found, part), noise, steps, schedule, draws if ancestral else None))
     return torch.cat(made) if made else like.new_zeros(0, *found.patches.shape)
 
 
@@ -83,9 +83,9 @@ def require_generator(found: Any, what: str) -> Any:
 class Draws:
     """Noise for images, row by row from generators of their own."""
 
-    def __init__(self, rows: Sequence[Any] | Tensor, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, rows: int, shape: tuple[int, ...], seed: int) -> None:
         self.shape = shape
-        self.generators = [torch.Generator().manual_seed(seed + i) for i in range(len(rows))]
+        self.generators = [torch.Generator().manual_seed(seed + i) for i in range(rows)]
 
     def __call__(self) -> Float[Tensor, "batch channel row column"]:
         return torch.stack([torch.randn(self.shape, generator=generator) for generator in self.generators])

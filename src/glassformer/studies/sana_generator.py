@@ -59,8 +59,10 @@ def run(case: Case) -> Measures:
     recipe = generator(case["mixer"], data, case["steps"])
     model = gf.load(case.train(recipe))
     classes = torch.arange(case["samples"]) % CLASSES
-    made = sample_images(model, classes, steps=case["sampling"], seed=case.seed)
-    untrained = sample_images(recipe.model.build(case.seed), classes, steps=UNTRAINED_STEPS, seed=case.seed)
+    # an image has the seed of the first one and its number: none is of two cases
+    first = case.seed * case["samples"]
+    made = sample_images(model, classes, steps=case["sampling"], seed=first)
+    untrained = sample_images(recipe.model.build(case.seed), classes, steps=UNTRAINED_STEPS, seed=first)
     noise = torch.randn(made.shape, generator=case.generator())
     judge = gf.load(case.train(classifier(data, case["steps"])))
     halves = distance(*halved(torch.cat((train, heldout)), case.generator()))
