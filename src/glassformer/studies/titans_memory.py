@@ -1,10 +1,11 @@
 """Recall beyond the window by memories that learn while they read, and what surprises them.
 
 A row tells facts, each a token for a key and its value, and then asks for them, a token for the key. A block of Titans
-uses its memory as a gate on attention within a window, as a layer before that, or alone; beside it stand attention of
-the same window, and to all. What has left the window is out of reach of attention: there is one block, and no answer is
-read. In half of the rows facts are told once and asked for until the end; in the other half they are told with new
-values in every window, so that each model learns to find what it sees.
+uses its memory as a context of attention within segments of the window's length, as a gate on attention within a
+window, as a layer before that, or alone; beside it stand attention of the same window, and to all. What has left the
+window is out of reach of attention: there is one block, and no answer is read. In half of the rows facts are told once
+and asked for until the end; in the other half they are told with new values in every window, so that each model learns
+to find what it sees.
 
 What surprises a memory is measured where nothing is asked: a few facts come again and again, and one of them at last
 with another value. Surprise is the length of the gradient by which the memory learns, mean over heads.
@@ -49,7 +50,7 @@ SLOWER = 4  # attention takes more steps to learn these rows than memories do, a
 LEFT = KEYS + WINDOW  # from here on no fact is in sight of a row that tells them once
 
 ALL, WINDOWED = "attention to all", "window"
-Used = Literal["gate", "layer", "alone"]
+Used = Literal["context", "gate", "layer", "alone"]
 USED: tuple[Used, ...] = get_args(Used)
 
 
