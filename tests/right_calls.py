@@ -54,7 +54,12 @@ def _history() -> Any:
 
 
 # what does not apply to GPT-2
-_OTHERS = {"offset_profile": "llama", "effective_memory": "linear", "expert_load": "experts"}
+_OTHERS = {
+    "offset_profile": "llama",
+    "effective_memory": "linear",
+    "expert_load": "experts",
+    "memory_influence": "memory",
+}
 
 
 @cache

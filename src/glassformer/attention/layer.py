@@ -195,8 +195,8 @@ class AttentionLayer(SubLayerModule):
         "scores": "batch head query key",
         "pattern": "batch head query key",
         "z": "batch head pos d_value",
-        "z_scale": "batch head pos",
         "gate_read": "batch pos d_model",
+        "z_scale": "batch head pos",
         "head_out": "batch head pos d_model",
         "out": "batch pos d_model",
     }

@@ -23,7 +23,7 @@ def compare(names: Sequence[str], sizes: "Sizes", json: Path | None) -> None:
     finish([_table(found, sizes), *_notes(found, sizes)], JSON=(json, lambda: json_text(data, indent=2)))
 
 
-def _table(found: list["Compared"], sizes: "Sizes") -> Table:
+def _table(found: "list[Compared]", sizes: "Sizes") -> Table:
     title = spoken(
         "{layers} layers of width {width:,}, {heads} heads, a text of {length:,} tokens; embedding left out",
         layers=sizes.layers, width=sizes.width, heads=sizes.heads, length=sizes.length,
@@ -41,7 +41,7 @@ def _table(found: list["Compared"], sizes: "Sizes") -> Table:
     return table
 
 
-def _notes(found: list["Compared"], sizes: "Sizes") -> list[str]:
+def _notes(found: "list[Compared]", sizes: "Sizes") -> list[str]:
     """Return what the formulas have and the count has not, and the other way round."""
     told: list[str] = []
     uncounted = next((one.uncounted_flops for one in found if one.uncounted_flops is not None), None)

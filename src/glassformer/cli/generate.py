@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.arguments import model_of, prompt_of
+from glassformer.cli.arguments import model_of, prompt_of, require_text
 from glassformer.cli.edits import edits_of
 from glassformer.cli.made_images import make_images
 from glassformer.cli.options import ModelName, Output, Reading
@@ -95,12 +95,13 @@ def generate(
     require(not read or (json is not None and beams is None), _READ)
     output = Output(json=json)
     check(output)
-    loaded = model_of(model, opening)
+    loaded = model_of(model, opening, images=True)
     if loaded.config.denoises is not None:
         said = drawing | {"temperature": temperature, "max-new-tokens": max_new_tokens, "beams": beams, "json": json}
         said |= {"ablate": ablate, "steer": steer, "read": read, "beyond-context": beyond_context}
         asked = [f"--{name}" for name, one in said.items() if one not in (None, (), False)]
         return make_images(loaded, text, seed, out, asked)
+    require_text(loaded)
     require(out is None, "--out is of a model that makes images; this one writes text. Give --json FILE.")
     given, tokenizer = prompt_of(loaded, text, opening.chat), loaded.tokenizer
     if temperature is None:

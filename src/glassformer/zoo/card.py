@@ -152,5 +152,5 @@ def card_in(folder: Path) -> ModelCard:
     return ModelCard(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 
 
-def _number(value: float) -> str:
+def _number(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

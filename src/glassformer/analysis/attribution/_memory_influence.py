@@ -66,7 +66,10 @@ class _Memory(NamedTuple):
 
 
 @question(
-    "How much does what a memory gives change with what it was told at each position?", of="texts", holds=("gradients",)
+    "How much does what a memory gives change with what it was told at each position?",
+    of="texts",
+    holds=("gradients",),
+    judge="finite differences of the values that each mechanism is asked with",
 )
 def memory_influence(
     model: ModelLike,

@@ -21,7 +21,7 @@ from glassformer.analysis.question import question
 from glassformer.arguments import Positive
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, SubLayer
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.routing import balance, held, real_positions, squared_size
 
@@ -54,7 +54,8 @@ class ExpertLoad(Result):
 
 
 def _routers(model: ModelLike) -> list[tuple[SubLayer, ExpertsLayer]]:
-    found = [(one, one.part) for stack in model.stacks for one in model.sub_layers(stack)]
+    known = require_model(model, "expert_load")
+    found = [(one, one.part) for stack in known.stacks for one in known.sub_layers(stack)]
     return [(one, part) for one, part in found if isinstance(part, ExpertsLayer)]
 
 

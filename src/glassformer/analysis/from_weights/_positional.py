@@ -36,6 +36,7 @@ from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
 from glassformer.numerics import decompositions
 from glassformer.numerics.precision import wide
+from glassformer.trace import Site
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.heads import Side
 
@@ -227,7 +228,7 @@ def offset_sites(model: ModelLike) -> list[str]:
     return found
 
 
-@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("linear_in_value",))
+@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("shows_patterns",))
 def offset_scores(
     run: Any,
     text: Any = None,
@@ -248,7 +249,7 @@ def offset_scores(
         AnalysisUnavailable: Rows are of different lengths: ask of each, `offset_scores(run.prompt(i))`.
     """
     sites = offset_sites(run.model)
-    if not any(site.endswith(".pattern") for site in sites):
+    if not any(Site.named(site).quantity == "pattern" for site in sites):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable(

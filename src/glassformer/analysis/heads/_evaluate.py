@@ -184,7 +184,7 @@ def prefix_mask(ids: Int[Tensor, "batch pos"], offset: int = 1) -> Bool[Tensor, 
 @question(
     "Which heads look where a mask says?",
     reads=pattern_sites,
-    traits=("linear_in_value",),
+    traits=("shows_patterns",),
     judge="sums over patterns found by marking one key's values",
 )
 def find_pattern(

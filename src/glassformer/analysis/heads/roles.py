@@ -169,7 +169,7 @@ def pattern_sites(model: ModelLike) -> list[str]:
 @question(
     "Which known role does each head play on this text?",
     reads=pattern_sites,
-    traits=("linear_in_value",),
+    traits=("shows_patterns",),
     judge="loops over queries and keys, patterns found by marking one key's values",
 )
 def head_roles(

@@ -1,11 +1,13 @@
 """Judges of attribution: derivatives of a pass in which only direct paths lead on, and finite differences."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from glassformer.attention import LinearMemory, NeuralMemory
 from glassformer.labelled import Labelled
 from glassformer.testing.judges._direct_paths import DirectPaths, token_vectors
 from glassformer.testing.judges._hooks import Change, hooked
@@ -99,6 +101,32 @@ def _input_gradients(asked: Asked) -> Iterator[Pair]:
 
 
 @torch.no_grad()
+def _memory_influence(asked: Asked) -> Iterator[Pair]:
+    given: dict[Any, tuple[Any, ...]] = {}
+    memories = [
+        part for part in asked.model.modules() if isinstance(getattr(part, "config", None), LinearMemory | NeuralMemory)
+    ]
+    with hooked([Change(part, "in", functools.partial(given.__setitem__, part), None) for part in memories]):
+        asked.model(*asked.inputs)
+    rows = torch.cat([_slopes(part, *given[part]) for part in memories])
+    # of central differences
+    yield Pair("values", asked.found.values.values[:, -1], rows, 1e-5)
+
+
+def _slopes(mixer: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """Return how much what heads read at the last position changes with the value at each key, `head key`."""
+    squares = torch.zeros(q.shape[1], v.shape[-2], dtype=v.dtype)
+    for key in range(v.shape[-2]):
+        for channel in range(v.shape[-1]):
+            # heads that share a value read nothing of another's
+            step = torch.zeros_like(v)
+            step[..., key, channel] = STEP
+            ahead, behind = (mixer(q, k, v + way * step, *rest)[0][0, :, -1] for way in (1, -1))
+            squares[:, key] += ((ahead - behind) / (2 * STEP)).square().mean(-1)
+    return squares.sqrt()
+
+
+@torch.no_grad()
 def with_vectors(model: Any, inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
     """Return the logits with other vectors in place of each stack's tokens."""
     changes: list[Change] = []
@@ -160,5 +188,6 @@ JUDGES = {
             *("first_tokens", "second_tokens", "first_cross", "second_cross"),
         ),
     ),
+    "memory_influence": Judge(_memory_influence, ("values",)),
     "input_gradients": Judge(_input_gradients, ("values", "metric", "baseline_metric", "gap", "answers")),
 }
