@@ -54,7 +54,7 @@ class LensGrid(Result):
         tuned: Whether streams went through translators first.
         words: Text of every id among `top`.
         logits_of: What the distributions are of: `next_token`, the `token` at the position itself (encoders), or a
-            class of it (`token_class`, `patch_class`) or of the whole (`text_class`, `image_class`).
+            class of it (`token_class` or `patch_class`) or of the whole (`text_class` or `image_class`).
     """
 
     HEADLINE = ("probability", "entropy_bits", "kl_bits")
