@@ -1,7 +1,7 @@
 """How exact a mechanism is in each floating-point type: held to itself in float64, on the same numbers."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,44 @@ def require_precision(mixer: MixerConfig, length: int = 12) -> None:
     finally:
         torch.set_default_dtype(before)
     assert again["z"].dtype == torch.float32, f"{mixer}, under a default of float64"
+
+
+def moved_by_rounding(
+    layer: Layer, x: Tensor, rows: Mapping[str, Tensor], dtype: torch.dtype, draws: int = 8
+) -> Tensor:
+    """How far z moves at most, in some draws of signs, if numbers are off by their type's epsilon of themselves.
+
+    Weights are as exact as their scores: scores of 30 in bfloat16 lie a quarter apart.
+
+    Args:
+        layer: A layer in float64.
+        x: What it reads.
+        rows: Queries, keys and values, by their site. The first two are rounded, if rounding does not decide on a hash
+            or a neighbour, and scores where a layer makes any.
+        dtype: The number type in question.
+        draws: How many draws.
+    """
+    traits, generator = layer.config.mixer.traits, torch.Generator().manual_seed(0)
+    names = [] if traits.hashes or traits.searches else ["query", "key"]
+    names += ["scores"] if "scores" in layer.sites() else []
+
+    def z_off_by(share: float) -> Tensor:
+        def edited(name: str) -> Callable[[Tensor], Tensor]:
+            def edit(value: Tensor) -> Tensor:
+                value = rows.get(name, value)
+                if name not in names:
+                    return value
+                signs = torch.empty_like(value).bernoulli_(0.5, generator=generator) * 2 - 1
+                return value * (1 + share * signs)
+
+            return edit
+
+        tape = layer.tape("z", edit={name: edited(name) for name in dict.fromkeys([*rows, *names])})
+        layer(x, tape=tape)
+        return tape.values["z"]
+
+    exact = z_off_by(0.0)
+    return torch.stack([(z_off_by(torch.finfo(dtype).eps) - exact).abs() for _ in range(draws)]).amax(0)
 
 
 def _mixed(
