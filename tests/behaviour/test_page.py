@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Locator, Page
 
 from explanations import predicting, sample, weights
 from glassformer.analysis.reports import explain
+from glassformer.attention import NeuralMemory
 from glassformer.data import bytes_tokenizer
-from glassformer.models import DecoderConfig, block
+from glassformer.models import DecoderConfig, Mlp, block, titans
 from glassformer.models.model import LogitsOf
 from glassformer.render import page
 from glassformer.render.page import explanation_page
+from glassformer.testing.layers import randomise
 from pages import NASTY, Opener, accessibility_report, open_everything, wait_for_frame
 
 browser_test = pytest.mark.browser
@@ -375,3 +378,24 @@ def test_words_of_the_model_are_explained_where_they_are_used(opened: Opener, na
     # what explains parts of a model stands there only where it has them
     assert ("RoPE" in shown.inner_text("#words")) == (name == "short")
     assert len(linked) < shown.locator("#words dl > div").count()
+
+
+@browser_test
+@pytest.mark.full
+def test_shares_of_window_and_memory_are_drawn_as_long_as_they_are(opened: Opener) -> None:
+    layers = titans(2, used="context", n_heads=2, memory=NeuralMemory(chunk=4), window=3, tokens=2, mlp=Mlp(8))
+    model = randomise(DecoderConfig(11, 12, layers, max_len=32).build(0).double().eval(), 0, std=0.3)
+    found = explain(model, torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), position=6)
+    shown = opened(found.to_dict())
+    assert shown.locator("#memories tbody th").all_inner_texts() == [use.label for use in found.memories]
+    for row, use in zip(shown.locator("#memories tbody tr").all(), found.memories):
+        assert row.locator("td.number").count() == 6
+        whole, *parts = (
+            row.locator(f".parts{part}").bounding_box()
+            for part in ("", " .part-window", " .part-persistent", " .part-memory")
+        )
+        assert whole is not None
+        for box, share in zip(parts, (use.window, use.persistent, use.memory)):
+            assert box is not None and share is not None
+            assert box["width"] == pytest.approx(share * whole["width"], abs=1)
+    assert accessibility_report(shown) == ""

@@ -103,6 +103,17 @@ export interface TopHead {
   sources: readonly number[];
 }
 
+/** What a layer with a memory drew on; null for what it does not have. */
+export interface MemoryUse {
+  label: string;
+  window: number | null;
+  persistent: number | null;
+  memory: number | null;
+  gate: number | null;
+  surprise: number | null;
+  mean_surprise: number | null;
+}
+
 export type TextName = "tokens" | "source_tokens";
 
 export interface ExplanationDocument extends Document {
@@ -128,4 +139,6 @@ export interface ExplanationDocument extends Document {
   grid?: Grid | null;
   /** Its numbers: channel, row, column. */
   image?: TensorEntry | null;
+  /** Of layers with a memory. */
+  memories?: readonly MemoryUse[];
 }
