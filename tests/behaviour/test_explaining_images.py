@@ -113,7 +113,18 @@ def test_a_model_of_text_takes_no_image(capsys: Any) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["attention a", "attribute a", "behaviour a", "circuits", "generate a", "lens a", "patch", "paths", "route a"],
+    [
+        "attention a",
+        "attribute a",
+        "behaviour a",
+        "circuits",
+        "generate a",
+        "lens a",
+        "patch",
+        "paths",
+        "route a",
+        "serve",
+    ],
 )
 def test_verbs_that_take_texts_say_which_takes_images(run_folder: Path, verb: str, capsys: Any) -> None:
     name, *text = verb.split()

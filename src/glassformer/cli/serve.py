@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from glassformer.cli.arguments import check_known, placed_model
+from glassformer.cli.arguments import check_known, placed_model, require_text
 from glassformer.cli.console import say
 from glassformer.cli.options import Placement
 from glassformer.config import require
@@ -51,7 +51,12 @@ def serve(
     from glassformer.serve import Limits, serve as serving
 
     def opener(name: str) -> Any:
-        return lambda: placed_model(name, placement)
+        def opened() -> Any:
+            model = placed_model(name, placement)
+            require_text(model)
+            return model
+
+        return opened
 
     limits = Limits(memory=int(memory * 2**30))
     serving(
