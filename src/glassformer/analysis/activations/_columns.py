@@ -97,7 +97,10 @@ def passed(model: Any, columns: Mapping[str, Column], inputs: Inputs) -> Tape:
     Raises:
         SiteNotRead: The pass did not come by one of them.
     """
-    tape = Tape(model, list(columns), logits=False)
+    tape = Tape(model, list(columns))
+    # of blocks and embeddings alone the pass stops behind the last of them
+    read = [tape.table[request.read.site] for request in tape.requests.values()]
+    tape.logits = any(site.layer is None and site.part != "embed" for site in read)
     with evaluating(model), torch.no_grad(), without_autocast():
         model(*inputs.args, **inputs.kwargs, tape=tape)
     tape.check_visited()

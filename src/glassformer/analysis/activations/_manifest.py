@@ -5,7 +5,8 @@
     moments-00004.safetensors       running moments up to the last shard
 
 A shard, the moments up to it and the manifest that names both are on the disk before any of them takes its name, and
-the manifest takes its name last: a store is what its manifest says, whatever else a kill left in the folder.
+the manifest takes its name last: a store is what its manifest says, whatever else a kill left in the folder. The
+manifest is there before the first shard, so that files of such names without one are somebody else's.
 """
 
 import contextlib
@@ -144,10 +145,16 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a folder; None if there is none.
 
     Raises:
-        CheckpointError: It is damaged, of another format, or a file that it names is not there or of another size.
+        CheckpointError: It is damaged, of another format, a file that it names is not there or of another size, or
+            there are such files and no manifest.
     """
     path = folder / MANIFEST
     if not path.exists():
+        if others := _files_of_rows(folder):
+            raise CheckpointError(
+                f'"{folder}" has {others[0].name} and no {MANIFEST}, so whose file that is is not known.\n'
+                "    Give another folder, or move what is in it."
+            )
         return None
     try:
         said = files.read_json(path)
@@ -191,12 +198,16 @@ def commit(folder: Path, manifest: Manifest, shard: Mapping[str, Tensor], moment
 
 def sweep(folder: Path, manifest: Manifest) -> None:
     """Remove files of a store that its manifest does not name: earlier moments, and what a kill left."""
+    files.sweep(folder)
     named = {manifest.moments, *(shard.file for shard in manifest.shards)}
-    for pattern in ("shard-*.safetensors", "moments-*.safetensors"):
-        for path in folder.glob(pattern):
-            if path.name not in named:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+    for path in _files_of_rows(folder):
+        if path.name not in named:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _files_of_rows(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.safetensors") if path.name.startswith(("shard-", "moments-")))
 
 
 def read_moments(folder: Path, manifest: Manifest) -> dict[str, Tensor]:

@@ -164,25 +164,27 @@ def record_activations(
         columns=tuple(corpus.columns.values()), dtype=dtype, drop=tuple(sorted(set(drop))),
         second_moment=second_moment, shard=shard, passes=len(corpus.passes), documents=corpus.starts[-1],
     )  # fmt: skip
-    manifest = read_manifest(folder)
-    if manifest is None:
-        manifest = Manifest(plan, Binding("record_activations", model, [corpus.passes]).said().to_dict())
-    elif difference := manifest.plan.difference(plan):
+    known = read_manifest(folder)
+    if known is not None and known.shards and (difference := known.plan.difference(plan)):
         raise CheckpointError(
             f'"{folder}" holds another recording: {difference}.\n    Give another folder, or delete that one.'
         )
+    begun = known is not None and known.plan == plan
+    manifest = (
+        known if begun else Manifest(plan, Binding("record_activations", model, [corpus.passes]).said().to_dict())
+    )
     if not manifest.is_complete:
         _require_room(folder, corpus.size(dtype, second_moment).bytes, manifest)
+    if not begun:
+        files.write(folder / MANIFEST, manifest.text())
+    sweep(folder, manifest)
+    if not manifest.is_complete:
         _Recording(corpus, folder, manifest).go_on(report or (lambda done, total: None))
     return ActivationStore.open(folder)
 
 
 def _require_room(folder: Path, size: int, manifest: Manifest) -> None:
-    """Raise `SaveError` if a folder cannot be written to, or what is missing does not fit on its disk."""
-    files.check_writable(folder / MANIFEST)
-    if folder.exists():
-        files.sweep(folder)
-        sweep(folder, manifest)
+    """Raise `SaveError` if what is missing does not fit on the disk."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     missing = size - sum(shard.size for shard in manifest.shards)
     if missing > (free := shutil.disk_usage(there).free):
