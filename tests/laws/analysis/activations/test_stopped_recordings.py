@@ -72,7 +72,11 @@ class Nth:
         self.count, self.number, self.act = 0, number, act
         if call == "write":
             opened = os.fdopen
-            patch.setattr(os, "fdopen", lambda *a, **k: _HalfWritten(opened(*a, **k), self))
+
+            def written(handle: int, mode: str) -> Any:
+                return _HalfWritten(opened(handle, mode), self) if mode == "wb" else opened(handle, mode)
+
+            patch.setattr(os, "fdopen", written)
         else:
             patch.setattr(os, call, self._before(getattr(os, call)))
 
