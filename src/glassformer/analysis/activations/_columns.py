@@ -141,7 +141,8 @@ def rows_at(
             f"{value.shape[0]} x {value.shape[1]} places, and the pass read {kept.shape[0]} x {kept.shape[1]} tokens.\n"
             "    Record a site with floating-point numbers at each token."
         )
-    rows = value[kept.to(value.device)].reshape(int(kept.sum()), column.width)
+    rows = value.flatten(0, 1) if bool(kept.all()) else value[kept.to(value.device)]
+    rows = rows.reshape(len(rows), column.width)
     return rows.to("cpu", dtype).contiguous()
 
 

@@ -11,7 +11,7 @@ manifest is there before the first shard, so that files of such names without on
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ from glassformer.files import json_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32",
+}  # fmt: skip
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # beside the numbers of sites; of a source's rows with this in front
 ABOUT = ("tokens", "documents", "positions")
@@ -172,28 +176,49 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise CheckpointError(f'cannot read a store of activations from "{folder}": {reason}.') from error
 
 
-def commit(folder: Path, manifest: Manifest, shard: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Manifest:
+def commit(
+    folder: Path, manifest: Manifest, shard: Mapping[str, Sequence[Tensor]], moments: Mapping[str, Tensor]
+) -> Manifest:
     """Add a shard to a store, the moments up to it and the manifest that names both; return that manifest.
 
     Args:
         folder: Of the store.
         manifest: As it is.
-        shard: Tensors of the new file; how many rows and passes it has shows in them.
+        shard: Tensors of the new file, in parts; how many rows and passes it has shows in them.
         moments: Tensors of the new moments.
 
     Raises:
         SaveError: It cannot be written. The store is what it was.
     """
-    from safetensors.torch import save
-
     number = len(manifest.shards)
-    content, name = save(dict(shard)), f"shard-{number:05d}.safetensors"
-    rows = tuple(len(shard[f"{side}tokens"]) if f"{side}tokens" in shard else 0 for side in SIDES.values())
-    added = Shard(name, len(content), len(shard["passes"]), (rows[0], rows[1]))
+    content, name = _packed(shard), f"shard-{number:05d}.safetensors"
+    output, source = (sum(map(len, shard.get(f"{side}tokens", ()))) for side in SIDES.values())
+    added = Shard(name, len(content), sum(map(len, shard["passes"])), (output, source))
     found = dataclasses.replace(manifest, shards=(*manifest.shards, added), moments=f"moments-{number:05d}.safetensors")
-    files.write_all(folder, {name: content, found.moments: save(dict(moments)), MANIFEST: found.text()})
+    of_moments = _packed({name: [value] for name, value in moments.items()})
+    files.write_all(folder, {name: content, found.moments: of_moments, MANIFEST: found.text()})
     sweep(folder, found)
     return found
+
+
+def _packed(tensors: Mapping[str, Sequence[Tensor]]) -> bytes:
+    """Return tensors in the layout of safetensors, parts of each put together along the first axis on the way.
+
+    So nothing is copied but once, where joining the parts and serialising the whole would be three times.
+    """
+    header: dict[str, Any] = {}
+    data: list[Any] = []
+    end = 0
+    # wide types first: each tensor begins at a multiple of its numbers' size
+    for name, parts in sorted(tensors.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
+        begin, end = end, end + sum(part.nbytes for part in parts)
+        first = parts[0]
+        shape = [sum(map(len, parts)), *first.shape[1:]] if first.ndim else []
+        header[name] = {"dtype": _TYPES[first.dtype], "shape": shape, "data_offsets": [begin, end]}
+        data += [part.contiguous().reshape(-1).view(torch.uint8).numpy().data for part in parts]
+    said = json_text(header, tight=True).encode()
+    said += b" " * (-len(said) % 8)
+    return b"".join([len(said).to_bytes(8, "little"), said, *data])
 
 
 def sweep(folder: Path, manifest: Manifest) -> None:

@@ -44,12 +44,16 @@ class Moments:
         Raises:
             AnalysisUnavailable: A number is not finite, or its square overflows.
         """
-        if not len(rows):
-            return
+        # a part at a time, which stays in the processor's cache as it becomes float64
+        for part in rows.split(_PART):
+            if len(part):
+                self._add(part)
+
+    def _add(self, rows: Float[Tensor, "row width"]) -> None:
         wide = rows.double()
         mean, norm = wide.mean(0), wide.norm(dim=1).mean()
         wide -= mean
-        squares = wide.T @ wide if self.has_products else torch.einsum("nw,nw->w", wide, wide)
+        squares = wide.T @ wide if self.has_products else wide.square_().sum(0)
         if not bool(norm.isfinite()):
             raise AnalysisUnavailable(
                 f"NaN, or beyond what {str(rows.dtype).removeprefix('torch.')} holds, so nothing is stored.\n"
@@ -77,4 +81,5 @@ class Moments:
         return found
 
 
+_PART = 256
 _KINDS = ("count", "norm", "mean", "squares")

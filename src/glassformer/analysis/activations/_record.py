@@ -323,12 +323,11 @@ class _Recording:
 
     def write(self) -> None:
         """Write what waits as one file."""
-        # site by site, so that no more than one of them is held twice
-        shard = {name: torch.cat(self.waiting.pop(name)) for name in list(self.waiting)}
         moments: dict[str, Tensor] = {}
         for name, one in self.moments.items():
             moments |= one.tensors(name)
-        self.manifest = commit(self.folder, self.manifest, shard, moments)
+        self.manifest = commit(self.folder, self.manifest, self.waiting, moments)
+        self.waiting.clear()
         self.held = 0
 
     def _hold(self, name: str, rows: Tensor) -> None:
