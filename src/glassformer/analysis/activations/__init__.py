@@ -1,8 +1,8 @@
 """What a model holds over a corpus: recorded once, in a folder that probes, dictionaries and lenses read from."""
 
+from glassformer.analysis.activations._corpus import ActivationSize as ActivationSize
 from glassformer.analysis.activations._moments import Moments as Moments
 from glassformer.analysis.activations._record import (
-    ActivationSize as ActivationSize,
     activation_size as activation_size,
     record_activations as record_activations,
 )

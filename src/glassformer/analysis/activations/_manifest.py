@@ -64,19 +64,23 @@ class Plan:
     documents: int
 
     def difference(self, other: "Plan") -> str:
-        """Return which of its entries is another one, with both values; nothing if they are one store's."""
-        words = {"texts": "texts, or ways of cutting them into tokens and passes,", "columns": "sites"}
-        for field in dataclasses.fields(self):
-            here, there = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "name" or here == there:
-                continue
-            if field.name == "model":
-                return f"it is of {self.name!r} ({here[:20]}…), and the model is {other.name!r} ({there[:20]}…)"
-            if field.name == "columns":
-                here, there = (", ".join(column.name for column in plan.columns) for plan in (self, other))
-            said = f"{words.get(field.name, field.name)} are others" if field.name == "texts" else ""
-            return f"its {said or f'{words.get(field.name, field.name)}: {here}, and asked is {there}'}"
+        """Return what another plan asks otherwise, in words; nothing if both are of one store."""
+        said = {
+            "model": f"it is of {self._model()}, and the model is {other._model()}",
+            "texts": "its texts, or ways of cutting them into tokens and passes, are others",
+            "columns": f"it is of the sites {self._sites()}, and asked are {other._sites()}",
+        }
+        for name in (field.name for field in dataclasses.fields(self) if field.name != "name"):
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                return said.get(name, f"it has {name}={here!r}, and asked is {name}={there!r}")
         return ""
+
+    def _model(self) -> str:
+        return f"{self.name!r} ({self.model[:20]}…)"
+
+    def _sites(self) -> str:
+        return ", ".join(column.name for column in self.columns)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON data."""
@@ -236,17 +240,25 @@ def _files_of_rows(folder: Path) -> list[Path]:
 
 
 def read_moments(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Return the tensors of the running moments; none before the first shard.
+    """Return the tensors of the running moments, none before the first shard; raises `CheckpointError`."""
+    return _tensors(folder / manifest.moments) if manifest.moments else {}
+
+
+def read_passes(folder: Path, manifest: Manifest) -> Tensor:
+    """Return how many rows each pass gave of the side that ends in the logits and of the source, `pass 2`.
 
     Raises:
-        CheckpointError: The file is missing or damaged.
+        CheckpointError: A file is missing or damaged.
     """
+    return torch.cat([_tensors(folder / shard.file, "passes")["passes"] for shard in manifest.shards]).long()
+
+
+def _tensors(path: Path, *names: str) -> dict[str, Tensor]:
+    """Return tensors of a file, all unless some are named."""
     from safetensors import SafetensorError
 
-    if not manifest.moments:
-        return {}
     try:
-        with files.tensors_in(folder / manifest.moments) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+        with files.tensors_in(path) as file:
+            return {name: file.get_tensor(name) for name in names or file.keys()}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f'cannot read "{folder / manifest.moments}": {files.reason(error)}.') from error
+        raise CheckpointError(f'cannot read "{path}": {files.reason(error)}.') from error

@@ -9,8 +9,6 @@ was not yet in a file is read again. A store made in one go and one that was kil
 Source of what is called a sink: Sun et al. 2024, "Massive Activations in Large Language Models".
 """
 
-import dataclasses
-import hashlib
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,7 +19,8 @@ import torch
 from torch import Tensor
 
 from glassformer import files
-from glassformer.analysis.activations._columns import Column, columns_of, measured, passed, rows_at
+from glassformer.analysis.activations._columns import passed, rows_at
+from glassformer.analysis.activations._corpus import ActivationSize, Corpus, kept
 from glassformer.analysis.activations._manifest import (
     ABOUT,
     DTYPES,
@@ -35,53 +34,20 @@ from glassformer.analysis.activations._manifest import (
     sweep,
 )
 from glassformer.analysis.activations._moments import Moments
-from glassformer.analysis.activations._passes import (
-    SideRows,
-    digest_of_pass,
-    documents_in,
-    in_passes,
-    read_pass,
-    rows_of,
-    tokenizers_of,
-    without_begin,
-)
+from glassformer.analysis.activations._passes import SideRows, read_pass, rows_of
 from glassformer.analysis.activations._store import ActivationStore
 from glassformer.arguments import Count, checked
 from glassformer.errors import AnalysisUnavailable, CheckpointError, SaveError
 from glassformer.fitting.interrupts import Interrupts
-from glassformer.models import ModuleLike, require_module
-from glassformer.models.reading import Inputs
+from glassformer.models import ModuleLike
 from glassformer.provenance import Binding
 from glassformer.provenance.digest import digest
-from glassformer.trace import Foreign, Tape
+from glassformer.trace import Tape
 
 Kind = Literal["float32", "float16", "bfloat16"]
 Drop = Literal["begin", "sinks"]
 # how many times the median norm of a pass a sink's vector is long
 SINK = 10.0
-# tokens, documents and positions are 32-bit integers
-_ABOUT_BYTES = 4 * len(ABOUT)
-
-
-@dataclasses.dataclass(frozen=True)
-class ActivationSize:
-    """How much a store will hold.
-
-    Args:
-        rows: Rows of the side that ends in the logits; with sinks left out, at most.
-        source_rows: Rows of the encoder's side, in a model that reads pairs.
-        documents: Documents they are of.
-        bytes: On disk, but for the headers of files; at most, likewise.
-    """
-
-    rows: int
-    source_rows: int
-    documents: int
-    bytes: int
-
-    def __str__(self) -> str:
-        rows = self.rows + self.source_rows
-        return f"{rows:,} rows of {self.documents:,} documents, {self.bytes / 2**20:,.1f} MiB"
 
 
 @checked
@@ -113,7 +79,7 @@ def activation_size(
         ShapeMismatch: A site has no vector at each position.
         AnalysisUnavailable: There are no texts, or which tokens a module reads is not known.
     """
-    return _Corpus.of(model, texts, sites, drop, rows).size(dtype, second_moment)
+    return Corpus.of(model, texts, sites, drop, rows).size(dtype, second_moment)
 
 
 @checked
@@ -158,7 +124,7 @@ def record_activations(
         CheckpointError: The folder holds another recording, or is damaged.
         SaveError: It cannot be written to, or has too little room for all that is missing.
     """
-    corpus, folder = _Corpus.of(model, texts, sites, drop, rows), Path(folder)
+    corpus, folder = Corpus.of(model, texts, sites, drop, rows), Path(folder)
     plan = Plan(
         name=str(getattr(model, "name", "") or type(model).__name__), model=digest(model), texts=corpus.digest,
         columns=tuple(corpus.columns.values()), dtype=dtype, drop=tuple(sorted(set(drop))),
@@ -169,13 +135,12 @@ def record_activations(
         raise CheckpointError(
             f'"{folder}" holds another recording: {difference}.\n    Give another folder, or delete that one.'
         )
-    begun = known is not None and known.plan == plan
-    manifest = (
-        known if begun else Manifest(plan, Binding("record_activations", model, [corpus.passes]).said().to_dict())
-    )
+    # one that stopped before its first file is begun anew
+    begun = known if known is not None and known.plan == plan else None
+    manifest = begun or Manifest(plan, Binding("record_activations", model, [corpus.passes]).said().to_dict())
     if not manifest.is_complete:
         _require_room(folder, corpus.size(dtype, second_moment).bytes, manifest)
-    if not begun:
+    if begun is None:
         files.write(folder / MANIFEST, manifest.text())
     sweep(folder, manifest)
     if not manifest.is_complete:
@@ -194,89 +159,10 @@ def _require_room(folder: Path, size: int, manifest: Manifest) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Corpus:
-    """Passes over a corpus and the sites that are recorded in them, before any of them runs.
-
-    Args:
-        model: What runs, with its sites.
-        passes: What each pass reads.
-        columns: Sites by name.
-        drop: Which positions are left out.
-        starts: Documents before each pass, and in all.
-        rows: Rows of each side, sinks among them.
-        digest: Of all that is read.
-    """
-
-    model: Any
-    passes: list[Any]
-    columns: dict[str, Column]
-    drop: frozenset[str]
-    starts: list[int]
-    rows: dict[bool, int]
-    digest: str
-
-    @classmethod
-    def of(cls, model: ModuleLike, texts: Any, sites: str | Sequence[str], drop: Sequence[str], rows: int) -> "_Corpus":
-        """Read texts without running the model on them."""
-        require_module(model, "record_activations")
-        view: Any = model if hasattr(model, "sites") else Foreign(model)
-        columns = columns_of(view, sites)
-        if not columns:
-            raise AnalysisUnavailable("record_activations: there are no sites to record; give one at least.")
-        if "sinks" in drop:
-            _require_streams(columns)
-        passes, starts, counts, found = (
-            in_passes(model, texts, rows),
-            [0],
-            defaultdict[bool, int](int),
-            hashlib.sha256(),
-        )
-        for one in passes:
-            inputs = read_pass(view, one)
-            columns = measured(view, columns, inputs)
-            found.update(digest_of_pass(inputs))
-            sides = rows_of(inputs, starts[-1])
-            starts.append(starts[-1] + documents_in(sides, starts[-1]))
-            for source, side in _kept(view, inputs, sides, drop).items():
-                counts[source] += len(side.tokens)
-        return cls(view, passes, columns, frozenset(drop), starts, dict(counts), found.hexdigest())
-
-    def size(self, dtype: str, second_moment: bool) -> ActivationSize:
-        """Return how much a store of it holds."""
-        wide, sides = DTYPES[dtype].itemsize, {column.source for column in self.columns.values()}
-        rows = {source: self.rows[source] if source in sides else 0 for source in SIDES}
-        numbers = sum(rows[column.source] * column.width for column in self.columns.values())
-        widths = [column.width for column in self.columns.values()]
-        moments = sum(8 * (2 + w + (w * w if second_moment else w)) for w in widths)
-        size = numbers * wide + sum(rows.values()) * _ABOUT_BYTES + moments
-        return ActivationSize(rows[False], rows[True], self.starts[-1], size)
-
-
-def _require_streams(columns: dict[str, Column]) -> None:
-    """Raise `AnalysisUnavailable` unless each side that is recorded has a site by which sinks are told."""
-    for source in {column.source for column in columns.values()}:
-        if not any(column.is_stream for column in columns.values() if column.source == source):
-            raise AnalysisUnavailable(
-                "record_activations: sinks are told by vectors as wide as the stream, and no such site is recorded of "
-                f"the {'encoder' if source else 'rows that end in the logits'}.\n    Add one: 'blocks.*.resid_post'."
-            )
-
-
-def _kept(
-    model: Any, inputs: Inputs, sides: dict[bool, SideRows], drop: Sequence[str] | frozenset[str]
-) -> dict[bool, SideRows]:
-    """Return rows of a pass but for those of opening tokens, if they are left out."""
-    if "begin" not in drop:
-        return sides
-    tokenizers = tokenizers_of(model)
-    return {source: without_begin(rows, inputs.sides[source], tokenizers[source]) for source, rows in sides.items()}
-
-
 class _Recording:
     """A recording under way: rows that wait for a file to be full, and moments up to the last pass."""
 
-    def __init__(self, corpus: _Corpus, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, corpus: Corpus, folder: Path, manifest: Manifest) -> None:
         self.corpus, self.folder, self.manifest = corpus, folder, manifest
         self.dtype = DTYPES[manifest.plan.dtype]
         self.sides = sorted({column.source for column in corpus.columns.values()})
@@ -305,7 +191,7 @@ class _Recording:
         model, columns = self.corpus.model, self.corpus.columns
         inputs = read_pass(model, self.corpus.passes[i])
         tape = passed(model, columns, inputs)
-        sides = _kept(model, inputs, rows_of(inputs, self.corpus.starts[i]), self.corpus.drop)
+        sides = kept(model, inputs, rows_of(inputs, self.corpus.starts[i]), self.corpus.drop)
         if "sinks" in self.corpus.drop:
             sides = {source: rows.only(~self._sinks(tape, source, rows)) for source, rows in sides.items()}
         for name, column in columns.items():

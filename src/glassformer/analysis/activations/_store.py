@@ -26,6 +26,7 @@ from glassformer.analysis.activations._manifest import (
     Manifest,
     read_manifest,
     read_moments,
+    read_passes,
 )
 from glassformer.analysis.activations._moments import Moments
 from glassformer.analysis.activations._shards import Shards
@@ -133,28 +134,11 @@ class ActivationStore:
         except (KeyError, ValueError) as error:
             raise CheckpointError(f'"{self.folder / self.manifest.moments}" lacks {error}.') from error
 
-    def bounds(self, source: bool) -> Int[Tensor, " ends"]:
-        """Return where the rows of each pass begin, and where the last ends."""
-        if source not in self._bounds:
-            counts = [self._pass_counts(shard.file) for shard in self.manifest.shards]
-            ends = torch.cat(counts)[:, int(source)].long().cumsum(0)
-            self._bounds[source] = torch.cat((ends.new_zeros(1), ends))
-        return self._bounds[source]
-
     @cached_property
-    def _bounds(self) -> dict[bool, Tensor]:
-        return {}
-
-    def _pass_counts(self, file: str) -> Tensor:
-        from safetensors import SafetensorError
-
-        from glassformer import files
-
-        try:
-            with files.tensors_in(self.folder / file) as opened:
-                return opened.get_tensor("passes")
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f'cannot read "{self.folder / file}": {files.reason(error)}.') from error
+    def bounds(self) -> Int[Tensor, "ends 2"]:
+        """Where the rows of each pass begin, and where the last ends, of both sides: the source is the second."""
+        counts = read_passes(self.folder, self.manifest)
+        return torch.cat((counts.new_zeros(1, 2), counts.cumsum(0)))
 
     def __repr__(self) -> str:
         rows = " + ".join(f"{len(shards):,}" for shards in self._shards.values() if len(shards))
@@ -304,8 +288,8 @@ class StoredPass:
     def values(self, name: str) -> Float[Tensor, "row width"]:
         """Return its rows of a site, as they are stored; raises `UnknownSite`."""
         site = self.store.site(name)
-        ends = self.store.bounds(site.column.source)
-        return site[int(ends[self.index]) : int(ends[self.index + 1])].values
+        low, high = self.store.bounds[self.index : self.index + 2, int(site.column.source)].tolist()
+        return site[low:high].values
 
 
 class StoredPasses(Sequence[StoredPass]):

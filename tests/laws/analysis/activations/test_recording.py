@@ -295,14 +295,16 @@ def test_opening_tokens_and_sinks_are_left_out_on_request(tmp_path: Path) -> Non
 def test_the_size_is_known_before(tmp_path: Path) -> None:
     found, given = subject("gpt2", dtype=torch.float32), texts(40)
     sites = ["resid_post", "blocks.0.mlp.hidden"]
-    for dtype, second in (("float32", False), ("float16", True)):
+    cases: list[tuple[Any, bool]] = [("float32", False), ("float16", True)]
+    for dtype, second in cases:
         size = activation_size(found.model, given, sites, dtype=dtype, second_moment=second)
         store = record_activations(found.model, given, sites, tmp_path / dtype, dtype=dtype, second_moment=second)
         assert size.rows == len(store.site("blocks.0.resid_post")) == sum(map(len, given))
         assert (size.documents, size.source_rows) == (40, 0)
         disk = sum(len(content) for name, content in files_in(store.folder).items() if name != "manifest.json")
         assert 0 < disk - size.bytes < 4000
-    assert str(size).startswith(f"{size.rows:,} rows of 40 documents, 0.1")
+    size = activation_size(found.model, given, sites)
+    assert str(size) == f"{size.rows} rows of 40 documents, 0.0 MiB"
     pair = subject("translator_pre", dtype=torch.float32)
     both = activation_size(pair.model, [(texts(3, 1), texts(3, 2))], ["encoder.resid_post", "decoder.resid_post"])
     assert (both.rows, both.source_rows) == (sum(map(len, texts(3, 2))), sum(map(len, texts(3, 1))))
@@ -331,11 +333,13 @@ def test_the_model_is_left_as_it_was_and_progress_is_told(tmp_path: Path) -> Non
 OTHERS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
     "it is of 'decoder'": lambda found: {"model": subject("gpt2", seed=1, dtype=torch.float32).model},
     "texts, or ways of cutting them": lambda found: {"texts": texts(7, 3)},
-    "sites: blocks.0.resid_post": lambda found: {"sites": "z"},
-    "dtype: float32, and asked is float16": lambda found: {"dtype": "float16"},
-    "drop": lambda found: {"drop": ["sinks"]},
-    "second_moment: False": lambda found: {"second_moment": True},
-    "shard: ": lambda found: {"shard": 5},
+    "it is of the sites blocks.0.resid_post, blocks.1.resid_post, and asked are blocks.0.attn.z": lambda found: {
+        "sites": "z"
+    },
+    "dtype='float32', and asked is dtype='float16'": lambda found: {"dtype": "float16"},
+    r"drop=\(\), and": lambda found: {"drop": ["sinks"]},
+    "second_moment=False": lambda found: {"second_moment": True},
+    "shard=67108864": lambda found: {"shard": 5},
 }
 
 
