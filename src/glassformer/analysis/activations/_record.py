@@ -106,7 +106,7 @@ def record_activations(
         texts: What it reads: texts or rows of ids, each a document; ids `batch pos`; batches, whose packed documents
             are told apart; of a model that reads pairs `(source, target)` or batches.
         sites: Names, globs, short names (`resid_post`, of all layers) and heads (`L1H6.z`), of single positions. Axes
-            beside batch and position are laid out flat, as `Column` says.
+            beside batch and position are laid out flat in their order: rows of `z` have all of head 0 first.
         folder: Made if missing.
         dtype: Of the stored numbers.
         drop: Positions left out: `begin`, special tokens that open a document; `sinks`, positions where the stream,
@@ -131,12 +131,13 @@ def record_activations(
         second_moment=second_moment, shard=shard, passes=len(corpus.passes), documents=corpus.starts[-1],
     )  # fmt: skip
     known = read_manifest(folder)
-    if known is not None and known.shards and (difference := known.plan.difference(plan)):
+    difference = "" if known is None else known.plan.difference(plan)
+    if known is not None and known.shards and difference:
         raise CheckpointError(
             f'"{folder}" holds another recording: {difference}.\n    Give another folder, or delete that one.'
         )
     # one that stopped before its first file is begun anew
-    begun = known if known is not None and known.plan == plan else None
+    begun = None if difference else known
     manifest = begun or Manifest(plan, Binding("record_activations", model, [corpus.passes]).said().to_dict())
     if not manifest.is_complete:
         _require_room(folder, corpus.size(dtype, second_moment).bytes, manifest)

@@ -145,6 +145,7 @@ def test_each_call_that_fails_once_leaves_the_old_state_or_the_new(
     assert number > 1 and (failed == number - 1 if call != "unlink" else not failed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", CALLS)
 def test_a_process_that_ends_at_any_call_leaves_a_store_that_goes_on(
     call: str, reference: list[Mapping[str, bytes]], tmp_path: Path
@@ -198,6 +199,7 @@ def test_a_store_that_is_not_finished_is_not_opened_and_one_that_is_makes_no_pas
         if done == 3:
             raise KeyboardInterrupt
 
+    model().name = "a name"
     with pytest.raises(KeyboardInterrupt):
         record(tmp_path / "store", report=stop)
     with pytest.raises(CheckpointError, match=r"holds 2 of 4 passes: its recording was stopped.\n.*same call"):
@@ -206,6 +208,8 @@ def test_a_store_that_is_not_finished_is_not_opened_and_one_that_is_makes_no_pas
     first = record(tmp_path / "store", report=lambda *n: told.append(n))
     assert told == [(2, 4), (3, 4), (4, 4)]
     before = files_in(tmp_path / "store")
+    # what it is called does not make it another model
+    model().name = "another name"
     again = record(tmp_path / "store", report=lambda *n: told.append(n))
     assert len(told) == 3 and files_in(tmp_path / "store") == before
     assert torch.equal(again.site("blocks.1.resid_post").mean, first.site("blocks.1.resid_post").mean)

@@ -19,6 +19,7 @@ from glassformer.models import DecoderConfig, Learned
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
+from one_pass import first_of
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -117,7 +118,7 @@ def test_the_same_seed_gives_the_same_lens_and_the_model_stays_as_it_was() -> No
         assert torch.equal(parameter, before[name]) and parameter.grad is None
 
 
-@pytest.mark.parametrize("name", ["gpt2", "translator_pre", "linear"])
+@pytest.mark.parametrize("name", first_of(["gpt2", "translator_pre", "linear"]))
 def test_a_store_fits_the_lens_that_its_texts_do_to_the_last_bit(name: str, tmp_path: Path) -> None:
     found = subject(name, dtype=torch.float32)
     batches = texts(found, 4)
