@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
+from glassformer.analysis.activations import record_activations
 from glassformer.attention import Attention, AttentionLayer, Latent, Lightning, LinearMap, Rope, Softmax, linear
 from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed, timed
 from glassformer.data import Batch
@@ -112,6 +114,53 @@ def reading(seconds: float) -> Rows:
         ):
             measured = compare(read, partial(other, ids), rounds=200, seconds=seconds)
             yield Row(f"gpt-4l shape, 1 x {length}", "read stream and z", name, measured, aim=aim)
+
+
+def recording(seconds: float) -> Rows:
+    """Recording the stream behind every block over a corpus, written to disk, against its passes alone."""
+    model, rows, length, passes = small(), 8, 256, 4
+    ids = tokens(model, rows * passes, length)
+    sites = [f"blocks.{i}.resid_post" for i in range(4)]
+
+    def record(dtype: Any, second_moment: bool = False) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            record_activations(
+                model, ids, sites, folder, rows=rows, shard=2**24, dtype=dtype, second_moment=second_moment
+            )
+
+    def bare(forward: Callable[[torch.Tensor], object]) -> None:
+        for some in ids.split(rows):
+            forward(some)
+
+    # the digest of the weights is known from the first recording on
+    record("float32")
+    case = f"gpt-4l shape, {passes} x {rows} x {length}"
+    for subject, run, name, forward, aim in (
+        (
+            "four stream sites, float32",
+            partial(record, "float32"),
+            "passes to the end of the stream",
+            model.stream,
+            1.1,
+        ),
+        (
+            "four stream sites, float16",
+            partial(record, "float16"),
+            "passes to the end of the stream",
+            model.stream,
+            1.1,
+        ),
+        ("four stream sites, float32", partial(record, "float32"), "passes with logits", model, None),
+        (
+            "with second moments",
+            partial(record, "float32", True),
+            "passes to the end of the stream",
+            model.stream,
+            None,
+        ),
+    ):
+        measured = compare(run, partial(bare, forward), rounds=20, seconds=seconds, warmup=1)
+        yield Row(case, subject, name, measured, aim=aim)
 
 
 def patterns(seconds: float) -> Rows:
@@ -377,6 +426,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
     for f in (
         sites,
         reading,
+        recording,
         patterns,
         mixing,
         absorbing,

@@ -23,7 +23,7 @@ def test_a_lazy_package_offers_what_it_is_for_and_nothing_that_it_imports(packag
 
 
 def test_the_analyses_offer_their_rooms() -> None:
-    assert offered(analysis) == sorted(["Run", "losses", "run", *analysis.ROOMS])
+    assert offered(analysis) == sorted(["Run", "activations", "losses", "run", *analysis.ROOMS])
 
 
 @pytest.mark.full

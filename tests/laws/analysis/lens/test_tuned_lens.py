@@ -1,5 +1,6 @@
 """Tuned lens: untrained it is the logit lens, trained it is nearer to the model, and it knows whose it is."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from glassformer.analysis import run
+from glassformer.analysis.activations import record_activations
 from glassformer.analysis.lens import TunedLens, fit_tuned_lens, lens_divergence, lens_grid
 from glassformer.analysis.lens._fit import _divergences, _log_probs, _streams
 from glassformer.analysis.lens._tuned import tuned_sites
@@ -17,6 +19,7 @@ from glassformer.models import DecoderConfig, Learned
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
+from one_pass import first_of
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -113,6 +116,36 @@ def test_the_same_seed_gives_the_same_lens_and_the_model_stays_as_it_was() -> No
     assert found.model.training
     for name, parameter in found.model.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None
+
+
+@pytest.mark.parametrize("name", first_of(["gpt2", "translator_pre", "linear"]))
+def test_a_store_fits_the_lens_that_its_texts_do_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    found = subject(name, dtype=torch.float32)
+    batches = texts(found, 4)
+    ragged = dataclasses.replace(batches[3], lengths=torch.tensor([4, 7]))
+    batches = [*batches[:3], ragged]
+    sites = TunedLens.identity(found.model).reads(found.model)
+    store = record_activations(found.model, batches, sites, tmp_path / "store", shard=3000)
+    assert len(store.manifest.shards) > 1
+    for start in ("zero", "ridge"):
+        of_texts, of_store = (
+            fit_tuned_lens(found.model, given, start=start, steps=5, tokens=6) for given in (batches, store)
+        )
+        assert torch.equal(of_texts.weight, of_store.weight) and torch.equal(of_texts.bias, of_store.bias)
+        assert of_store.facts["tokens"] == of_texts.facts["tokens"]
+    assert of_store.facts["provenance"]["analysis"] == "fit_tuned_lens"
+    for given, stored in ((batches, store), (batches[2:], store.passes[2:])):
+        one, other = (lens_divergence(found.model, of_store, read) for read in (given, stored))
+        assert torch.equal(one.kl_bits.values, other.kl_bits.values) and one.positions == other.positions
+
+
+def test_a_store_without_the_places_or_of_another_model_fits_no_lens(tmp_path: Path) -> None:
+    found = subject("gpt2", dtype=torch.float32)
+    store = record_activations(found.model, texts(found, 2), ["blocks.0.resid_pre"], tmp_path / "store")
+    with pytest.raises(UnknownSite, match="is not in this store"):
+        fit_tuned_lens(found.model, store)
+    with pytest.raises(CheckpointError, match="holds activations of"):
+        fit_tuned_lens(subject("gpt2", seed=1, dtype=torch.float32).model, store.passes[:1])
 
 
 def test_progress_is_told_to_the_end() -> None:
