@@ -1,6 +1,7 @@
 """Analyses: functions of a model and a text, of a run or of weights alone, that return labelled results.
 
-Each room answers one question; `ROOMS` lists them. Rooms are imported when first used.
+Each room answers one question; `ROOMS` lists them. `activations` keeps what several of them read. All are imported when
+first used.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from glassformer.lazy import renamed
 
 if TYPE_CHECKING:
     from glassformer.analysis import (
+        activations as activations,
         attribution as attribution,
         behaviour as behaviour,
         causal as causal,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
         vocabulary as vocabulary,
     )
 
+# what answers no question by itself
+_BESIDE = ("activations", "losses")
 ROOMS = {
     "attribution": "What adds to this logit?",
     "lens": "What would the model say if it stopped here?",
@@ -52,9 +56,9 @@ ROOMS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in ROOMS or name in ("losses",):
+        if name in ROOMS or name in _BESIDE:
             return importlib.import_module(f"{__name__}.{name}")
         return renamed(__name__, name, f" Rooms: {', '.join(ROOMS)}.")
 
     def __dir__() -> list[str]:
-        return sorted({*(name for name in globals() if name.startswith("__")), "Run", "losses", "run", *ROOMS})
+        return sorted({*(name for name in globals() if name.startswith("__")), "Run", "run", *_BESIDE, *ROOMS})

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.analysis.activations import ActivationStore, StoredPass
 from glassformer.analysis.lens._logit_lens import read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
@@ -59,7 +60,7 @@ class LensDivergence(Result):
 @question("Which maps make early layers readable?", of="texts")
 def fit_tuned_lens(
     model: ModelLike,
-    batches: Sequence[Any],
+    batches: Sequence[Any] | ActivationStore,
     *,
     sites: Several[str] | None = None,
     start: Literal["zero", "ridge"] = "zero",
@@ -77,7 +78,8 @@ def fit_tuned_lens(
     Args:
         model: One of ours.
         batches: Training texts, each whatever `run` takes: ids `batch pos`, a `Batch`, a text. Steps go round through
-            them in random order; keep others to measure on.
+            them in random order; keep others to measure on. Or a store of their activations, or some of its passes,
+            `store.passes[:-10]`, which holds the places and the end of the stream: the model's blocks do not run.
         sites: Places to fit; what enters each block by default.
         start: `zero`, the logit lens; `ridge`, the closed form, for which all batches are read once.
         steps: Gradient steps; 0 leaves the start.
@@ -91,11 +93,13 @@ def fit_tuned_lens(
 
     Raises:
         AnalysisUnavailable: The model is not one of ours or has no blocks, or there is nothing to fit to.
-        UnknownSite: A site is no place of the stream.
+        UnknownSite: A site is no place of the stream, or is not in the store.
+        CheckpointError: The store is of another model, or damaged.
         TrainingDiverged: A divergence or its gradient is not finite.
     """
     lens = TunedLens.identity(model, sites)
     require_gradients(model, "fit_tuned_lens")
+    batches = batches.passes if isinstance(batches, ActivationStore) else batches
     if not len(batches):
         raise AnalysisUnavailable("fit_tuned_lens: there are no batches to fit to.")
     total = steps + (len(batches) if start == "ridge" else 0)
@@ -133,7 +137,7 @@ def fit_tuned_lens(
     facts = {
         "start": start, "steps": steps, "tokens": seen, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "ridge": ridge if start == "ridge" else None, "seed": seed, "batches": len(batches),
-        "provenance": Binding("fit_tuned_lens", model, batches, seed).said().to_dict(),
+        "provenance": _read(model, batches, seed),
     }  # fmt: skip
     weight, bias = (torch.stack([parameter.detach() for parameter in kind]) for kind in zip(*maps))
     return dataclasses.replace(lens, weight=weight, bias=bias, facts=facts)
@@ -141,7 +145,11 @@ def fit_tuned_lens(
 
 @question("How far is each lens from what the model says?", of="texts")
 def lens_divergence(
-    model: ModelLike, lens: TunedLens, batches: Several[Any], *, report: Progress | None = None
+    model: ModelLike,
+    lens: TunedLens,
+    batches: Several[Any] | ActivationStore,
+    *,
+    report: Progress | None = None,
 ) -> LensDivergence:
     """Measure how far the logit lens and a tuned lens are from the model, on texts the lens was not fitted to.
 
@@ -151,7 +159,7 @@ def lens_divergence(
         batches: Held-out texts, as for `fit_tuned_lens`.
 
     Raises:
-        CheckpointError: The lens belongs to another model.
+        CheckpointError: The lens, or the store, belongs to another model.
     """
     require_model(model, "lens_divergence")
     if not isinstance(lens, TunedLens):
@@ -161,6 +169,7 @@ def lens_divergence(
         )
     translate = lens.translator(model)
     names = lens.reads(model)
+    batches = batches.passes if isinstance(batches, ActivationStore) else batches
     means, counts = [], []
     for i, batch in enumerate(batches):
         streams, last = _streams(model, batch, names)
@@ -240,8 +249,13 @@ def _log_probs(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor,
 def _streams(
     model: ModelLike, batch: Any, sites: Sequence[str]
 ) -> tuple[Float[Tensor, "site n d_model"], Float[Tensor, "n d_model"]]:
-    """Return the streams at some sites and at the end, at every position that is not padding."""
+    """Return the streams at some sites and at the end, at every position that is not padding, or that is stored."""
     last = last_site(model)
+    if isinstance(batch, StoredPass):
+        batch.store.check(model)
+        like = model.unembed.stored
+        stored = [batch.values(name).to(like.device, like.dtype) for name in (*sites, last)]
+        return torch.stack(stored[:-1]), stored[-1]
     tape = Tape(model, [*dict.fromkeys((*sites, last))], logits=False)
     with evaluating(model), torch.no_grad():
         given = prepare(model, batch, None)
@@ -250,6 +264,14 @@ def _streams(
     if given.lengths is not None:
         real = torch.arange(given.shape[1], device=given.device) < given.lengths[:, None]
     return torch.stack([tape.values[name][real] for name in sites]), tape.values[last][real]
+
+
+def _read(model: ModelLike, batches: Sequence[Any], seed: int) -> dict[str, Any]:
+    """Return what a lens was fitted on: texts as they were given, or what the passes of a store read."""
+    stored = [batch.store for batch in batches if isinstance(batch, StoredPass)]
+    if not stored:
+        return Binding("fit_tuned_lens", model, batches, seed).said().to_dict()
+    return dataclasses.replace(stored[0].provenance, analysis="fit_tuned_lens", seed=seed).to_dict()
 
 
 def _round(batches: Sequence[Any], steps: int, random: torch.Generator) -> Iterator[Any]:

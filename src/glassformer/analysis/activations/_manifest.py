@@ -1,0 +1,216 @@
+"""The manifest of a store: what it is to hold, and which files of it are there.
+
+    manifest.json                   what the store is of, and how far it has come
+    shard-00000.safetensors …       rows of each site by its name, with tokens, documents and positions
+    moments-00004.safetensors       running moments up to the last shard
+
+A shard, the moments up to it and the manifest that names both are on the disk before any of them takes its name, and
+the manifest takes its name last: a store is what its manifest says, whatever else a kill left in the folder.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import files
+from glassformer.analysis.activations._columns import Column
+from glassformer.errors import CheckpointError
+from glassformer.files import json_text
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# beside the numbers of sites; of a source's rows with this in front
+ABOUT = ("tokens", "documents", "positions")
+SIDES = {False: "", True: "source "}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a store is to hold; two recordings with the same plan are one store.
+
+    Args:
+        name: Of the model.
+        model: Digest of its config and weights.
+        texts: Digest of all that the passes read.
+        columns: Its sites.
+        dtype: Of the stored numbers.
+        drop: Which positions are left out.
+        second_moment: Whether products of all pairs of coordinates are summed.
+        shard: Bytes from which a file is full.
+        passes: How many passes there are in all.
+        documents: How many documents they read.
+    """
+
+    name: str
+    model: str
+    texts: str
+    columns: tuple[Column, ...]
+    dtype: str
+    drop: tuple[str, ...]
+    second_moment: bool
+    shard: int
+    passes: int
+    documents: int
+
+    def difference(self, other: "Plan") -> str:
+        """Return which of its entries is another one, with both values; nothing if they are one store's."""
+        words = {"texts": "texts, or ways of cutting them into tokens and passes,", "columns": "sites"}
+        for field in dataclasses.fields(self):
+            here, there = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "name" or here == there:
+                continue
+            if field.name == "model":
+                return f"it is of {self.name!r} ({here[:20]}…), and the model is {other.name!r} ({there[:20]}…)"
+            if field.name == "columns":
+                here, there = (", ".join(column.name for column in plan.columns) for plan in (self, other))
+            said = f"{words.get(field.name, field.name)} are others" if field.name == "texts" else ""
+            return f"its {said or f'{words.get(field.name, field.name)}: {here}, and asked is {there}'}"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data."""
+        return dataclasses.asdict(self) | {"columns": [column.to_dict() for column in self.columns]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
+        columns = tuple(Column.from_dict(one) for one in data["columns"])
+        found = cls(**{**data, "columns": columns, "drop": tuple(data["drop"])})
+        if found.dtype not in DTYPES:
+            raise ValueError(f'no type of numbers is called "{found.dtype}"')
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file of rows.
+
+    Args:
+        file: Its name.
+        size: Bytes.
+        passes: How many passes it holds.
+        rows: How many rows of the side that ends in the logits, and of the source.
+    """
+
+    file: str
+    size: int
+    passes: int
+    rows: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a store is to hold, and what is there.
+
+    Args:
+        plan: What it is to hold.
+        provenance: What it is of, as results say it.
+        shards: Files of rows, in order.
+        moments: File of running moments; empty before the first shard.
+    """
+
+    plan: Plan
+    provenance: Mapping[str, Any]
+    shards: tuple[Shard, ...] = ()
+    moments: str = ""
+
+    @property
+    def passes(self) -> int:
+        """How many passes are stored."""
+        return sum(shard.passes for shard in self.shards)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all passes are stored."""
+        return self.passes == self.plan.passes
+
+    def rows(self, source: bool) -> int:
+        """Return how many rows of a side are stored."""
+        return sum(shard.rows[source] for shard in self.shards)
+
+    def text(self) -> str:
+        """Return it as it is written."""
+        shards = [dataclasses.asdict(shard) for shard in self.shards]
+        said = {"format": FORMAT, "plan": self.plan.to_dict(), "shards": shards, "moments": self.moments}
+        return json_text(said | {"provenance": self.provenance}, indent=1) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder; None if there is none.
+
+    Raises:
+        CheckpointError: It is damaged, of another format, or a file that it names is not there or of another size.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        said = files.read_json(path)
+        if said["format"] != FORMAT:
+            raise ValueError(f"it is in format {said['format']}; this version reads {FORMAT}")
+        shards = tuple(Shard(**{**one, "rows": tuple(one["rows"])}) for one in said["shards"])
+        found = Manifest(Plan.from_dict(said["plan"]), said["provenance"], shards, said["moments"])
+        for shard in shards:
+            size = (folder / shard.file).stat().st_size
+            if size != shard.size:
+                raise ValueError(f"{shard.file} has {size:,} bytes in place of {shard.size:,}")
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = files.reason(error)
+        raise CheckpointError(f'cannot read a store of activations from "{folder}": {reason}.') from error
+
+
+def commit(folder: Path, manifest: Manifest, shard: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Manifest:
+    """Add a shard to a store, the moments up to it and the manifest that names both; return that manifest.
+
+    Args:
+        folder: Of the store.
+        manifest: As it is.
+        shard: Tensors of the new file; how many rows and passes it has shows in them.
+        moments: Tensors of the new moments.
+
+    Raises:
+        SaveError: It cannot be written. The store is what it was.
+    """
+    from safetensors.torch import save
+
+    number = len(manifest.shards)
+    content, name = save(dict(shard)), f"shard-{number:05d}.safetensors"
+    rows = tuple(len(shard[f"{side}tokens"]) if f"{side}tokens" in shard else 0 for side in SIDES.values())
+    added = Shard(name, len(content), len(shard["passes"]), (rows[0], rows[1]))
+    found = dataclasses.replace(manifest, shards=(*manifest.shards, added), moments=f"moments-{number:05d}.safetensors")
+    files.write_all(folder, {name: content, found.moments: save(dict(moments)), MANIFEST: found.text()})
+    sweep(folder, found)
+    return found
+
+
+def sweep(folder: Path, manifest: Manifest) -> None:
+    """Remove files of a store that its manifest does not name: earlier moments, and what a kill left."""
+    named = {manifest.moments, *(shard.file for shard in manifest.shards)}
+    for pattern in ("shard-*.safetensors", "moments-*.safetensors"):
+        for path in folder.glob(pattern):
+            if path.name not in named:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def read_moments(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Return the tensors of the running moments; none before the first shard.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+
+    if not manifest.moments:
+        return {}
+    try:
+        with files.tensors_in(folder / manifest.moments) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f'cannot read "{folder / manifest.moments}": {files.reason(error)}.') from error
