@@ -1,4 +1,4 @@
-"""Activations of texts for as long as they are asked about: a store that was made, or one in a folder that goes again."""
+"""Activations for as long as they are asked about: a store that was made, or one in a folder that goes again."""
 
 import contextlib
 import tempfile
@@ -13,7 +13,7 @@ from glassformer.models import ModuleLike
 
 @contextlib.contextmanager
 def stored(
-    model: "ModuleLike | ActivationStore", texts: Any, sites: Several[str]
+    model: "ModuleLike | ActivationStore", texts: Any, sites: str | Several[str]
 ) -> "Iterator[tuple[ActivationStore, tuple[str, ...]]]":
     """Give the activations of texts at some sites, and the names of these.
 
@@ -26,11 +26,12 @@ def stored(
         CheckpointError: The store is of another model.
         UnknownSite: A name that no site has, or of which the store holds none.
     """
-    given = model if isinstance(model, ActivationStore) else texts
-    if isinstance(given, ActivationStore):
-        if not isinstance(model, ActivationStore):
-            given.check(model)
-        yield given, given.named(sites)
+    if isinstance(model, ActivationStore):
+        yield model, model.named(sites)
+        return
+    if isinstance(texts, ActivationStore):
+        texts.check(model)
+        yield texts, texts.named(sites)
         return
     with tempfile.TemporaryDirectory(prefix="glassformer-") as folder:
         store = record_activations(model, texts, [sites] if isinstance(sites, str) else list(sites), folder)

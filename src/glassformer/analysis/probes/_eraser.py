@@ -65,7 +65,7 @@ class Eraser:
         return (wide - (wide - mean) @ read @ written).to(rows.dtype)
 
     def edit(self, site: str, at: At | None = None) -> Apply:
-        """Return the edit that erases at a site whose last axis this is of; `at` says where, all positions by default."""
+        """Return the edit that erases at a site whose last axis this is of; `at` says where, everywhere by default."""
         return Apply(site, self, at=at or At())
 
 

@@ -88,9 +88,12 @@ def logistic(
         MissingExtra: scikit-learn is not installed.
     """
     try:
-        from sklearn.linear_model import LogisticRegression
+        # of the extra `learn`
+        from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise MissingExtra('probes of kind "logistic" need scikit-learn: pip install \'glassformer[learn]\'.') from error
+        raise MissingExtra(
+            "probes of kind \"logistic\" need scikit-learn: pip install 'glassformer[learn]'."
+        ) from error
     rows = rows.double()
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     deviation = deviation.masked_fill(deviation == 0, 1.0)

@@ -5,7 +5,9 @@
 A fold is left out by taking its sums away. Rows of one document stay in one fold.
 """
 
-from collections.abc import Iterable
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +49,11 @@ class LabelledMoments:
                 part = cls.of(rows[here], labels[here], n_classes)
                 found[fold] = part if (before := found[fold]) is None else before + part
         return [moments for moments in found if moments is not None]
+
+    @classmethod
+    def total(cls, parts: "Sequence[LabelledMoments]") -> "LabelledMoments":
+        """Return the sums of several folds together."""
+        return functools.reduce(operator.add, parts)
 
     def __add__(self, other: "LabelledMoments") -> "LabelledMoments":
         return LabelledMoments(self.counts + other.counts, self.sums + other.sums, self.products + other.products)

@@ -6,8 +6,8 @@ Beside it stand the class most frequent elsewhere; a random vector for each toke
 tells; probes of shuffled labels; a control task, in which each token has a class drawn at random (selectivity is what
 a probe tells less what it tells there); and the same site of an untrained model.
 
-Source: Alain and Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt and Liang 2019,
-"Designing and Interpreting Probes with Control Tasks".
+Source: Alain and Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt and Liang
+2019, "Designing and Interpreting Probes with Control Tasks".
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def probe(
     labels: Tensor | Sequence[Tensor],
     *,
     classes: Sequence[str] | None = None,
-    sites: Several[str] = "resid_post",
+    sites: str | Several[str] = "resid_post",
     kind: Kind = "ridge",
     penalty: Positive = 1e-3,
     folds: Count = 5,
@@ -101,7 +101,9 @@ def probe(
         MissingExtra: Logistic regression needs scikit-learn.
     """
     if folds < 2:
-        raise AnalysisUnavailable("probe: what a probe tells is asked of documents it has not seen: folds is 2 or more.")
+        raise AnalysisUnavailable(
+            "probe: what a probe tells is asked of documents it has not seen: folds is 2 or more."
+        )
     with contextlib.ExitStack() as stack:
         store, names = stack.enter_context(stored(model, texts, sites))
         other = None if untrained is None else stack.enter_context(stored(untrained, texts, names))[0]
@@ -145,7 +147,11 @@ def _direction(probe: LinearProbe, classes: Sequence[str]) -> Labelled:
 
 
 def _result(
-    names: Sequence[str], told: Sequence[dict[str, Tensor]], directions: Sequence[Labelled], rows: LabelledRows, seed: int
+    names: Sequence[str],
+    told: Sequence[dict[str, Tensor]],
+    directions: Sequence[Labelled],
+    rows: LabelledRows,
+    seed: int,
 ) -> Probes:
     controls = list(told[0])
     values = torch.stack([torch.stack(list(one.values())) for one in told])

@@ -69,8 +69,8 @@ class LabelledRows:
         labelled = documents[of_rows >= 0].unique()
         if len(labelled) < n_folds:
             raise AnalysisUnavailable(
-                f"{n_folds} folds of documents, and {len(labelled)} documents have a label: choose folds={len(labelled)} "
-                "at most, or more texts."
+                f"{n_folds} folds of documents, and {len(labelled)} documents have a label: choose "
+                f"folds={len(labelled)} at most, or more texts."
             )
         dealt = torch.full((int(documents.max()) + 1,), -1)
         order = labelled[torch.randperm(len(labelled), generator=torch.Generator().manual_seed(seed))]
@@ -114,26 +114,26 @@ class LabelledRows:
             penalty: As for `probe`.
         """
         if kind == "logistic":
-            rows = torch.cat([batch[labels >= 0] for batch, labels, _ in self._batches(read)])
+            rows = torch.cat([batch[labels >= 0] for batch, labels, _ in self.batches(read)])
             has = self.labels >= 0
             labels, folds = self.labels[has], self.folds[has]
             return [
                 logistic(rows[folds != fold], labels[folds != fold], self.n_classes, penalty)
                 for fold in range(self.n_folds)
             ]
-        moments = LabelledMoments.by_fold(self._batches(read), self.n_folds, self.n_classes)
+        moments = LabelledMoments.by_fold(self.batches(read), self.n_folds, self.n_classes)
         return [
-            from_moments(_sum(moments[:fold] + moments[fold + 1 :]), kind, penalty) for fold in range(self.n_folds)
+            from_moments(LabelledMoments.total(moments) - moments[fold], kind, penalty) for fold in range(self.n_folds)
         ]
 
     def whole(self, read: Read) -> LabelledMoments:
         """Return sums over all rows."""
-        return _sum(LabelledMoments.by_fold(self._batches(read), self.n_folds, self.n_classes))
+        return LabelledMoments.total(LabelledMoments.by_fold(self.batches(read), self.n_folds, self.n_classes))
 
     def told(self, read: Read, probes: Sequence[LinearProbe]) -> Float[Tensor, " document"]:
         """Return which share of each labelled document's rows the probe that has not seen it tells."""
         right = []
-        for rows, labels, folds in self._batches(read):
+        for rows, labels, folds in self.batches(read):
             found = torch.full_like(labels, -1)
             for fold, one in enumerate(probes):
                 here = (folds == fold) & (labels >= 0)
@@ -156,7 +156,8 @@ class LabelledRows:
         counts = torch.bincount(place).double()
         return torch.zeros_like(counts).index_add_(0, place, right[has].double()) / counts
 
-    def _batches(self, read: Read) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def batches(self, read: Read) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield rows with their labels and folds."""
         at = 0
         for rows in read():
             here = slice(at, at + len(rows))
@@ -196,10 +197,3 @@ def _of_rows(site: StoredSite, labels: Tensor | Sequence[Tensor], documents: Ten
             f"document {first} has a row at position {int(site.positions[short][0])}, and {len(labels[first])} labels."
         )
     return torch.cat([one.long() for one in labels])[starts[documents] + site.positions]
-
-
-def _sum(moments: Sequence[LabelledMoments]) -> LabelledMoments:
-    first, *others = moments
-    for one in others:
-        first = first + one
-    return first

@@ -1,4 +1,4 @@
-"""Linear probes: what their sums are, what leaves them unchanged, what they find, and what they must not be fooled by."""
+"""Linear probes: what their sums are, what leaves them unchanged, and what they find."""
 
 import numpy as np
 import pytest
