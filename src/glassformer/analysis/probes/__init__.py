@@ -3,6 +3,10 @@
 from glassformer.analysis.probes._eraser import Eraser as Eraser, fit_eraser as fit_eraser
 from glassformer.analysis.probes._linear import LinearProbe as LinearProbe
 from glassformer.analysis.probes._probe import Probes as Probes, probe as probe
+from glassformer.analysis.probes._sparse import (
+    SparseProbes as SparseProbes,
+    sparse_probe as sparse_probe,
+)
 from glassformer.analysis.probes._use import (
     ErasureEffects as ErasureEffects,
     erasure_effects as erasure_effects,

@@ -73,7 +73,7 @@ def erasure_effects(
     seed: int = 0,
     report: Callable[[int, int], None] | None = None,
 ) -> ErasureEffects:
-    """Erase a property at each site: is it still told there, and what does the model lose?
+    """Erase a property at each site, and return whether it is still told there and what the model loses.
 
     Erasers and probes are fitted to other documents than they are tried on, so that what is told after erasing may be
     a little more than chance, and by how much is seen.
