@@ -26,6 +26,7 @@ from glassformer.analysis import (
     learning,
     lens,
     paths,
+    probes,
     subspaces,
     sweep,
     token_flow,
@@ -117,6 +118,15 @@ def _lens_divergence() -> Any:
     return lens.lens_divergence(_small(), lens.fit_tuned_lens(_small(), [batch], steps=1), [batch, batch])
 
 
+def _labels() -> Any:
+    """Return three classes of positions."""
+    return [torch.arange(64) // 2 % 3] * len(_ids())
+
+
+def _halves() -> Any:
+    return [torch.arange(64) % 3 // 2] * len(_ids())
+
+
 def _answered() -> Any:
     found = [Pair("a b", "a c", "d", "e"), Pair("f (", "f )", "g", "h")]
     model = explanations.gpt()
@@ -171,6 +181,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "EffectiveMemory": lambda: behaviour.effective_memory(subject("linear").model),
     "Erasers": _weights(subspaces.erasers),
     "Erasure": _one_pass(subspaces.erasure),
+    "ErasureEffects": lambda: probes.erasure_effects(_small(), list(_ids()), _labels(), folds=2),
     "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
     "Explanation": lambda: explanations.sample("short"),
     "Faithfulness": lambda: circuits.faithfulness(*_pair().prompts, ["L0H0", "L1H0"], _pair().metric, knockouts=2),
@@ -218,6 +229,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "ShortCircuit": memorisation,
     "SkipTrigrams": _weights(vocabulary.skip_trigrams),
     "SourceEffects": _one_pass(attribution.source_effects),
+    "SparseProbes": lambda: probes.sparse_probe(_small(), _ids(), _halves(), "blocks.1.resid_post", folds=2),
     "StreamDimensions": _one_pass(subspaces.stream_dimensions),
     "StreamRank": lambda: behaviour.rank_of_stream(_small(), _ids()),
     "Suppression": lambda: behaviour.suppression(_small(), next_token_batch(_ids())),
@@ -233,6 +245,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "VirtualHeads": _one_pass(paths.virtual_heads),
     "VirtualWeights": _weights(from_weights.virtual_weights),
     "OutputGates": _one_pass(frozen.output_gates),
+    "Probes": lambda: probes.probe(_small(), _ids(), _labels(), folds=2),
     "QueryKeyScales": _one_pass(frozen.query_key_scales),
     "WriteProjections": _one_pass(frozen.write_projections, directions=torch.ones(16, dtype=torch.float64)),
     "WriteShares": _one_pass(frozen.write_shares),

@@ -234,6 +234,9 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "find_pattern": lambda fits: {"text": fits.text},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
+    "probe": lambda fits: {"texts": [fits.batch], **_labelled(fits)},
+    "sparse_probe": lambda fits: {"texts": [fits.batch], "site": "blocks.0.resid_post", **_labelled(fits)},
+    "erasure_effects": lambda fits: {"texts": list(fits.ids), **_labelled(fits)},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),
@@ -263,6 +266,11 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "rotation_test": lambda fits: {} if fits.target is None else {"source": fits.ids},
     "circuits": lambda fits: {"rows": (fits.batch,)},
 }  # fmt: skip
+
+
+def _labelled(fits: _Fits) -> dict[str, Any]:
+    """Return two classes of positions, of as many documents as there are rows."""
+    return {"labels": [torch.arange(64) // 2 % 2] * len(fits.ids), "folds": 2}
 
 
 def _crossed(fits: _Fits) -> dict[str, Any]:

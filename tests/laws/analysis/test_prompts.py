@@ -214,8 +214,8 @@ def takes_a_list(card: Card) -> bool:
 
 
 RUN_BY_THEMSELVES = [card for card in cards() if card.of in ("texts", "pairs of prompts") and texts_of(card)]
-# rows of a sort of their own, which are made and not given
-MADE = {"evaluate_heads", "crossed_cost", "answered"}
+# rows of a sort of their own, which are made and not given, or have labels
+MADE = {"evaluate_heads", "crossed_cost", "answered", "probe", "sparse_probe", "erasure_effects"}
 
 
 def in_float64(card: Card, given: Any) -> Any:
@@ -240,7 +240,7 @@ def _lens() -> Any:
 def test_an_analysis_of_texts_takes_them_together_or_says_how_to_ask_of_each(card: Card) -> None:
     """What it says of single prompts is what it says of each alone; what is of all of them leaves padding out."""
     if card.name in MADE:
-        pytest.skip("its rows are made, and of one length")
+        pytest.skip("its rows are made, and of one length, or have labels")
     first, second = prompts("gpt2")[0][:2]
     together: Any = [first, second]
     each: list[Any] = [[first], [second]]
@@ -269,7 +269,7 @@ def filled(rows: list[list[int]], fill: int) -> Batch:
 @pytest.mark.parametrize("card", RUN_BY_THEMSELVES, ids=lambda card: card.name)
 def test_an_analysis_of_texts_says_the_same_whatever_stands_in_padding(card: Card) -> None:
     if card.name in MADE:
-        pytest.skip("its rows are made, and of one length")
+        pytest.skip("its rows are made, and of one length, or have labels")
     rows, found = prompts("gpt2")[0][:2], list[Any]()
     for fill in (1, 2):
         given: Any = filled(rows, fill)

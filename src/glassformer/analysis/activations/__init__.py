@@ -16,3 +16,4 @@ from glassformer.analysis.activations._store import (
     StoredPasses as StoredPasses,
     StoredSite as StoredSite,
 )
+from glassformer.analysis.activations._temporary import stored as stored

@@ -9,6 +9,7 @@ Rows of sites of one side (a decoder's, an encoder's) go together: row 7 of each
 """
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -119,6 +120,15 @@ class ActivationStore:
             )
         column = self._columns[name]
         return StoredSite(self, column, self._shards[column.source])
+
+    def named(self, sites: str | Sequence[str]) -> tuple[str, ...]:
+        """Return the recorded sites that names, globs or short names stand for; raises `UnknownSite` if none does."""
+        found = list[str]()
+        for asked in [sites] if isinstance(sites, str) else sites:
+            of_asked = [name for name in self._columns if fnmatchcase(name, asked) or name.endswith(f".{asked}")]
+            # which says what there is
+            found += of_asked or [self.site(asked).name]
+        return tuple(dict.fromkeys(found))
 
     @property
     def passes(self) -> "StoredPasses":
