@@ -84,7 +84,7 @@ def test_the_encoder_is_asked_at_the_mask(trained: Path, capsys: pytest.CaptureF
     place = [token.text for token in found.tokens].index("<mask>")
     logits = gf.run(model, text).logits
     assert int(gf.run(model, text).ids[0, place]) == mask
-    assert found.answer.text == model.require_tokenizer().token(int(logits.values[0, place].argmax()))
+    assert found.answer.text == model.require_tokenizer().token(int(logits[0, place].argmax()))
     assert main(["explain", str(trained), text]) == 0 and main(["attention", str(trained), text]) == 0
     assert "<mask>" in capsys.readouterr().out
     with pytest.raises(AnalysisUnavailable, match="Put the mask token where you want a word"):
