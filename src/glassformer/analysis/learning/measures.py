@@ -44,6 +44,8 @@ def head_measures(model: ModelLike, data: Data) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for role, name in ROLES.items():
         values = scores.scores.select(role=role)
+        if bool(values.values.isnan().all()):
+            continue  # what reads both ways looks for no prefix
         found[name] = float(values.values.max())
         found[f"{name}_by_head"] = {str(h): round(float(x), 4) for h, x in zip(values.labels("head"), values.values)}
     return found
