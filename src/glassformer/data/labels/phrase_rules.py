@@ -52,10 +52,17 @@ class Rules:
         Args:
             sentence: Without the stop at its end.
         """
+        return next(self.readings(sentence), None)
+
+    def readings(self, sentence: str) -> Iterator[Derivation]:
+        """Yield every derivation of a whole sentence, in the order of the rules.
+
+        Args:
+            sentence: Without the stop at its end.
+        """
         for part in self._phrase("S", "", sentence, 0):
             if part.end == len(sentence):
-                return _as_tree(part, self.phrases)
-        return None
+                yield _as_tree(part, self.phrases)
 
     def _phrase(self, symbol: str, role: str, sentence: str, first: int) -> Iterator[Part]:
         for alternative in self.phrases[symbol]:

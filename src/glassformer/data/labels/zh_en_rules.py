@@ -45,7 +45,7 @@ def _english_words() -> dict[str, frozenset[str]]:
     return {
         "pronoun": _lower(form for one in lexicon.PRONOUNS for form in (one.en, one.object)) | {"who", "what"},
         "name": _lower((*named, *(words[-1] for words in places if words[-1][0].isupper()))),
-        "noun": _lower((*nouns, *(words[-1] for words in places))),
+        "noun": _lower((*nouns, *(words[-1] for words in places if words[-1][0].islower()))),
         "measure": _lower(form for one in lexicon.NOUNS if one.of for form in (one.one, one.many)),
         "adjective": _lower(one.en for one in (*lexicon.ADJECTIVES, *lexicon.FEELINGS)),
         "comparative": _lower(one.comparative for one in (*lexicon.ADJECTIVES, *lexicon.FEELINGS)),
@@ -74,16 +74,16 @@ ENGLISH = Rules(
         "S": (
             "NP:subject VP",
             "auxiliary NP:subject VP",
+            "copula NP:subject PRED",
             "NP:object auxiliary NP:subject VP",
             "there copula NP:existent PP:place",
             "copula there NP:existent PP:place",
         ),
         "VP": (
             "copula adverb? PRED",
-            "auxiliary? adverb? VG NP:object? PP:place? TP:time?",
-            "PRED",
+            "auxiliary? adverb? adverb? VG NP:object? PP:place? TP:time?",
         ),
-        "VG": ("modal to verb particle?", "adverb? verb particle?"),
+        "VG": ("modal to verb particle?", "verb particle?"),
         "PRED": ("AP:complement than NP:standard", "degree? AP:complement", "NP:complement"),
         "AP": ("comparative", "adjective"),
         "NP": (
