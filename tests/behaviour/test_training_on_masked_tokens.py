@@ -82,8 +82,9 @@ def test_the_encoder_is_asked_at_the_mask(trained: Path, capsys: pytest.CaptureF
     found = gf.explain(model, text)
     mask = model.require_tokenizer().roles.mask
     place = [token.text for token in found.tokens].index("<mask>")
-    logits = gf.run(model, text).logits
-    assert int(gf.run(model, text).ids[0, place]) == mask
+    run = gf.run(model, text)
+    ids, logits = run.ids, run.logits
+    assert ids is not None and logits is not None and int(ids[0, place]) == mask
     assert found.answer.text == model.require_tokenizer().token(int(logits[0, place].argmax()))
     assert main(["explain", str(trained), text]) == 0 and main(["attention", str(trained), text]) == 0
     assert "<mask>" in capsys.readouterr().out

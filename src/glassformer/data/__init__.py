@@ -1,8 +1,8 @@
 """Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models.
 
-Five rooms: `text` (natural text), `tasks` (made up, with known answers), `images` (with a class each), `pairs` (of
-prompts), `grammar` (Chinese and English). Beside them stand what all of them give, a batch, and what reads and mixes
-them.
+Six rooms: `text` (natural text), `tasks` (made up, with known answers), `images` (with a class each), `pairs` (of
+prompts), `grammar` (Chinese and English), `labels` (what each token of a text is). Beside them stand what all of them
+give, a batch, and what reads, mixes and masks them.
 """
 
 from typing import TYPE_CHECKING

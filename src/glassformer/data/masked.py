@@ -1,6 +1,6 @@
 """Masked tokens: rows in which some tokens are chosen to be said, most of them hidden; what an encoder learns from.
 
-    of the tokens that count, `share` are chosen; of those `masked` become the mask token, `replaced` a random token, and
+    of the tokens that count, `share` are chosen; of those `masked` become the mask token, `replaced` a random one, and
     the rest stay as they are. The target of a chosen position is what stood there, and no other position counts.
 
 Which are chosen is a function of seed, split and step, so the held-out loss is always of the same masks.
@@ -55,7 +55,7 @@ class Masked(DataConfig, kind="masked"):
             self.masked + self.replaced <= 1 + 1e-9,
             f"masked={self.masked} and replaced={self.replaced} are shares of the chosen tokens; they exceed 1.",
         )
-        require(not isinstance(self.text, ImageConfig), f"masked: data of kind {self.text.kind} are images, and no text.")
+        require(not isinstance(self.text, ImageConfig), f"masked: data of kind {self.text.kind} are images, no text.")
         require(not isinstance(self.text, Masked), "masked: these rows are hidden already; give them as they are.")
 
     def build(self, tokenizer: Tokenizer | None = None) -> "MaskedData":
@@ -94,7 +94,7 @@ class MaskedData:
         self.rows: Data = config.text.replace(batch_size=config.batch_size, length=config.length).build(tokenizer)
         own = self.rows.tokenizer
         if own is None or vocabularies_of(self.rows)["output"] is not own:
-            raise DataError(f'masked: targets of kind "{config.text.kind}" are no tokens of the rows to be hidden there.')
+            raise DataError(f'masked: targets of kind "{config.text.kind}" are no tokens of its rows to hide there.')
         self.tokenizer = with_mask(own)
         self.vocab_size = self.tokenizer.vocab_size
         self.free = torch.tensor([id for id in range(self.vocab_size) if id not in self.tokenizer.specials])

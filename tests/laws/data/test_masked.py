@@ -100,7 +100,7 @@ def test_what_fills_a_row_up_begins_a_document_or_is_special_is_never_chosen(tmp
     assert batch.weight[0].tolist() == [i < real and rows.tokens[0, i] != bos for i in range(20)]
     assert data.tokenizer.decode(batch.targets[0][:real].tolist()) in ("abcdefxyz", "xyzabcdef")
     assert batch.tokens[0, :real].tolist() == [bos if id == bos else mask for id in rows.tokens[0, :real].tolist()]
-    assert batch.documents is not None and batch.documents.equal(rows.documents)
+    assert batch.documents is not None and rows.documents is not None and batch.documents.equal(rows.documents)
 
 
 def test_a_learned_tokenizer_gets_a_mask_token_behind_all_others(tmp_path: Path):
@@ -143,8 +143,8 @@ def test_the_loss_is_of_chosen_positions_and_its_gradient_zero_at_all_others():
         (lambda: Masked(masked=0.8, replaced=0.3), ConfigError, "shares of the chosen tokens; they exceed 1"),
         (lambda: Masked(text=HIDDEN), ConfigError, "these rows are hidden already"),
         (lambda: Masked(text=ROWS).build(bytes_tokenizer()), DataError, "has no mask token to hide tokens behind"),
-        (lambda: Masked(text=Digits()), ConfigError, "data of kind digits are images, and no text"),
-        (lambda: Masked(length=3, text=ModularSum()).build(), DataError, "are no tokens of the rows to be hidden"),
+        (lambda: Masked(text=Digits()), ConfigError, "data of kind digits are images, no text"),
+        (lambda: Masked(length=3, text=ModularSum()).build(), DataError, "are no tokens of its rows to hide"),
         (lambda: Masked(text=ZhEnConfig()).build().batch(1), DataError, 'data of kind "zh-en" has sources'),
         (lambda: Masked(text=Induction(vocab_size=300)).build().batch(1), DataError, "so none can be hidden"),
     ],
@@ -163,11 +163,21 @@ DECODER = DecoderConfig(41, 16, repeat(block(n_heads=2), 1), max_len=16)
         (ENCODER, ROWS, None, "learns from masked tokens: Masked"),
         (DECODER, HIDDEN, None, "this model writes the next token"),
         (ENCODER.replace(predicts=False), HIDDEN, None, r"has no unembedding \(predicts=False\)"),
-        (ENCODER.replace(tied=False, output_vocab_size=3, classifies="text"), HIDDEN, None, "are of the tokens it reads"),
+        (
+            ENCODER.replace(tied=False, output_vocab_size=3, classifies="text"),
+            HIDDEN,
+            None,
+            "are of the tokens it reads",
+        ),
         (ENCODER, HIDDEN, ROWS, "data and evaluate are both Masked"),
         (ENCODER, MixtureConfig((HIDDEN, HIDDEN), (0.5, 0.5)), None, "Hide the rows of all"),
         (ENCODER.replace(vocab_size=40), HIDDEN, None, "the model has vocab_size=40, the data's tokenizer 41"),
-        (image_encoder(Patches((8, 8), 4), 16, repeat(block(n_heads=2), 1), 3), HIDDEN, None, "the model has vocab_size=0"),
+        (
+            image_encoder(Patches((8, 8), 4), 16, repeat(block(n_heads=2), 1), 3),
+            HIDDEN,
+            None,
+            "the model has vocab_size=0",
+        ),
     ],
 )
 def test_models_and_data_that_do_not_fit_are_refused_before_anything_is_written(

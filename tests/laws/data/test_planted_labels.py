@@ -43,7 +43,7 @@ def test_a_homographs_sense_is_the_word_before_it_and_decides_its_verb():
         for i, word in enumerate(words[:-1]):
             if word in HOMOGRAPHS:
                 sense = document.classes[f"sense of {word}"][i]
-                assert sense == words[i - 1] and words[i + 1] == HOMOGRAPHS[word][sense]
+                assert sense is not None and sense == words[i - 1] and words[i + 1] == HOMOGRAPHS[word][sense]
                 seen.add(sense)
             elif (sense := document.classes["sense of creatures"][i]) is not None:
                 assert words[i + 1] == TEXTURES[sense]

@@ -7,14 +7,17 @@ import io
 import keyword
 import tokenize
 from collections import deque
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from glassformer.data import Tokenizer, bytes_tokenizer, labels, train_bpe
 from glassformer.data.labels import LabelledDocument, python_labels
+from glassformer.data.labels.python_code import characters_of
 from glassformer.data.labels.tree import Node, Tree
 from glassformer.data.text.sources import Document
 from glassformer.errors import DataError
@@ -139,7 +142,7 @@ def test_strings_comments_and_docstrings_are_where_the_parser_has_them(found):
             assert text == expected[place] or (expected[place] == "string" and kind in BETWEEN)
 
 
-def span(code: str, node: ast.AST) -> tuple[int, int]:
+def span(code: str, node: Any) -> tuple[int, int]:
     lines = code.split("\n")
 
     def place(row: int, byte: int) -> int:
@@ -203,7 +206,7 @@ def test_every_name_that_is_loaded_is_a_use_and_every_one_that_is_stored_a_defin
 def test_depth_of_brackets_is_that_of_counting_them_where_text_is_code(found):
     for document in found:
         depth, expected = 0, []
-        code = dict(enumerate(character_kinds(document)))
+        code = dict(enumerate(characters_of(document.text)[0]["kind"]))
         for i, character in enumerate(document.text):
             is_code = code.get(i) == "operator"
             depth -= is_code and character in ")]}"
@@ -212,59 +215,45 @@ def test_depth_of_brackets_is_that_of_counting_them_where_text_is_code(found):
         assert [int(d) for d in document.classes["brackets"]] == [expected[i] for i in told_by(document)]
 
 
-def character_kinds(document: LabelledDocument) -> tuple:
-    if len(document.text) != len(document.text.encode()):
-        return tuple(python_labels(document.text, _CharacterTokenizer())[0].classes["kind"])
-    return python_labels(document.text, bytes_tokenizer())[0].classes["kind"]
-
-
-class _CharacterTokenizer:
-    """One token for each character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [*map(ord, text)]
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        return [(i, i + 1) for i in range(len(text))]
-
-
 def test_a_statement_stands_in_as_many_blocks_as_the_parser_nests_it(found):
     for document in found:
         by_place = dict(zip(told_by(document), document.classes["block"]))
+        for node, depth in nested(ast.parse(document.text).body, 0):
+            assert by_place.get(span(document.text, node)[0], str(depth)) == str(depth), (ast.dump(node), depth)
 
-        def check(statements: list[ast.stmt], depth: int) -> None:
-            for node in statements:
-                place = span(document.text, node)[0]
-                assert by_place.get(place, str(depth)) == str(depth), (place, depth)  # noqa: B023
-                for name in ("body", "orelse", "finalbody"):
-                    inner = getattr(node, name, [])
-                    chained = name == "orelse" and len(inner) == 1 and isinstance(inner[0], ast.If)
-                    check(inner if isinstance(inner, list) else [], depth + (not chained))
-                for handler in getattr(node, "handlers", []):
-                    check(handler.body, depth + 1)
 
-        check(ast.parse(document.text).body, 0)
+def nested(statements: list[ast.stmt], depth: int) -> Iterator[tuple[ast.stmt, int]]:
+    for node in statements:
+        yield node, depth
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(node, name, [])
+            chained = name == "orelse" and len(inner) == 1 and isinstance(inner[0], ast.If)
+            yield from nested(inner if isinstance(inner, list) else [], depth + (not chained))
+        for handler in getattr(node, "handlers", []):
+            yield from nested(handler.body, depth + 1)
 
 
 def test_the_node_of_a_token_is_the_smallest_part_of_the_parsers_tree_around_it(found):
     for document in found:
-        parts = []
-
-        def walk(node: ast.AST, parent: str) -> None:
-            name = parent
-            if hasattr(node, "end_lineno") and node.end_lineno is not None:
-                name = type(node).__name__
-                parts.append((*span(document.text, node), name, parent))  # noqa: B023
-            if not isinstance(node, ast.JoinedStr):
-                for child in ast.iter_child_nodes(node):
-                    walk(child, name)
-
-        walk(ast.parse(document.text), "Module")
+        parts = [*placed(ast.parse(document.text), "Module", document.text)]
         told = list(zip(told_by(document), document.classes["node"], document.classes["parent"]))
         for place, node, parent in told[::7]:
-            around = [(end - first, -i, name, above) for i, (first, end, name, above) in enumerate(parts)
-                      if first <= place < end]  # fmt: skip
+            around = [
+                (end - first, -i, name, above)
+                for i, (first, end, name, above) in enumerate(parts)
+                if first <= place < end
+            ]
             assert (node, parent) == (min(around)[2:] if around else ("Module", None))
+
+
+def placed(node: ast.AST, parent: str, code: str) -> Iterator[tuple[int, int, str, str]]:
+    name = parent
+    if getattr(node, "end_lineno", None) is not None:
+        name = type(node).__name__
+        yield (*span(code, node), name, parent)
+    if not isinstance(node, ast.JoinedStr):
+        for child in ast.iter_child_nodes(node):
+            yield from placed(child, name, code)
 
 
 def test_phrases_are_the_source_of_the_nodes_they_are_named_after(tokenizers, found):
@@ -272,7 +261,7 @@ def test_phrases_are_the_source_of_the_nodes_they_are_named_after(tokenizers, fo
     expected = {
         (type(node).__name__, ast.get_source_segment(SAMPLE, node))
         for node in ast.walk(ast.parse(SAMPLE))
-        if hasattr(node, "end_lineno")
+        if getattr(node, "end_lineno", None) is not None
     }
     told = {(p.kind, tokenizers[1].decode(document.ids[p.first : p.end]).strip()) for p in document.phrases}
     assert told - expected == {("Module", SAMPLE.strip())} and len(told) > 60
@@ -285,6 +274,7 @@ def test_phrases_are_the_source_of_the_nodes_they_are_named_after(tokenizers, fo
 def test_distances_are_the_steps_of_the_shortest_way_through_the_tree(found):
     for document in found[:1]:
         tree = document.tree
+        assert tree is not None
         edges = {i: {node.parent} - {-1} for i, node in enumerate(tree.nodes)}
         for i, node in enumerate(tree.nodes):
             if node.parent >= 0:
@@ -319,7 +309,7 @@ def test_codes_of_edges_turn_distances_into_squared_lengths():
 
 def test_a_token_over_two_classes_has_that_of_its_first_visible_character_and_says_so(found):
     for document in found:
-        kinds = character_kinds(document)
+        kinds = characters_of(document.text)[0]["kind"]
         for i, place in enumerate(told_by(document)):
             first, end = document.spans[i]
             visible = {kinds[j] for j in range(first, end) if not document.text[j].isspace()}
@@ -340,7 +330,7 @@ def test_properties_are_counted_with_the_share_of_the_commonest(tokenizers):
     assert column.classes == ("int", "str")
     assert column.document.tolist() == [0, 1, 1, 1] and column.token.tolist() == [4, 4, 5, 6]
     assert column.label.tolist() == [0, 1, 1, 1]
-    with pytest.raises(DataError, match='no property "kinds". Nearest: "kind"'):
+    with pytest.raises(DataError, match=r'no property "kinds"\. Nearest: "kind"'):
         found.column("kinds")
 
 
@@ -356,7 +346,7 @@ def test_only_whole_tokens_are_kept_if_asked():
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("x = (1", r'text 0 is no Python at line 1, column 5: .*never closed'),
+        ("x = (1", r"text 0 is no Python at line 1, column 5: .*never closed"),
         ("def f():\n    x = = 1", r"text 0 is no Python at line 2, column 9: invalid syntax"),
         ("  x\n y", r"text 0 is no Python at line 1, column 2: unexpected indent"),
         ("x = '''a", "text 0 is no Python at line 1"),

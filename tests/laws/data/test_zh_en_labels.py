@@ -8,11 +8,12 @@ import pytest
 
 from glassformer.data.grammar import SentencePair, lexicon, sentences, zh_en_tokenizer
 from glassformer.data.labels import LabelledDocument, zh_en_labels
+from glassformer.data.labels.zh_en import Language
 from glassformer.data.labels.zh_en_rules import CHINESE, ENGLISH, verb_forms
 from glassformer.errors import DataError
 
 TOKENIZER = zh_en_tokenizer()
-LANGUAGES = ("zh", "en")
+LANGUAGES: tuple[Language, ...] = ("zh", "en")
 
 
 class Decided(NamedTuple):
@@ -56,7 +57,7 @@ def _written(n: int) -> Iterator[Decided]:
             yield Decided(sentences.sample(random), heard.get("subject"), heard.get("verb"), heard.get("objects"))
 
 
-def labelled(pair: SentencePair, language: str) -> LabelledDocument:
+def labelled(pair: SentencePair, language: Language) -> LabelledDocument:
     (found,) = zh_en_labels([pair], TOKENIZER, language)
     return found
 
@@ -106,6 +107,7 @@ def test_a_sentence_has_one_reading_and_its_words_make_it_up(decided, language, 
         document = labelled(one.pair, language)
         text = document.text.rstrip("。？.?").lower()
         assert len({(found.tree.nodes, found.roles) for found in rules.readings(text)}) == 1, text
+        assert document.tree is not None
         nodes = document.tree.nodes
         parents = {node.parent for node in nodes}
         leaves = [node for place, node in enumerate(nodes) if place not in parents]
@@ -120,6 +122,7 @@ def test_a_sentence_has_one_reading_and_its_words_make_it_up(decided, language, 
 def test_phrase_and_depth_are_those_of_the_smallest_node_around_a_token(decided, language):
     for one in decided[::8]:
         document = labelled(one.pair, language)
+        assert document.tree is not None
         nodes = document.tree.nodes
         for token, (first, end) in enumerate(document.spans):
             around = [place for place, node in enumerate(nodes) if node.first <= first and end <= node.end]
@@ -139,7 +142,7 @@ def test_a_word_of_two_meanings_has_the_one_that_the_grammar_meant():
             continue
         chinese, english = (labelled(one.pair, language) for language in LANGUAGES)
         sense = {*chinese.classes["sense of 看"]} - {None}
-        if one.verb is not None and one.verb.zh == "看":
+        if one.verb is not None and one.verb.zh == "看" and one.objects is not None:
             assert sense == {"watch" if any(film in one.objects[0] for film in films) else "read"}
         else:
             assert not sense

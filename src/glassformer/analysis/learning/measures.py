@@ -116,4 +116,10 @@ def _read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return tokenizer.decode([id for id in ids if id < tokenizer.vocab_size])
 
 
-MEASURES = {"text": text_measures, "heads": head_measures, "classes": class_measures, "masked": masked_measures, "sample": sample}
+MEASURES = {
+    "text": text_measures,
+    "heads": head_measures,
+    "classes": class_measures,
+    "masked": masked_measures,
+    "sample": sample,
+}

@@ -1,6 +1,6 @@
 """What comes again in rows of tokens: the position that each token is a copy of, as a model that repeats must know.
 
-    t3 t1 t7 t3 t1 t7       is a copy of       -  -  -  0  1  2
+t3 t1 t7 t3 t1 t7       is a copy of       -  -  -  0  1  2
 """
 
 import torch

@@ -133,7 +133,8 @@ class LabelledText(tuple[LabelledDocument, ...]):
         classes = tuple(sorted({one for _, _, one in rows}))
         place = {one: i for i, one in enumerate(classes)}
         table = torch.tensor([(d, i, place[one]) for d, i, one in rows], dtype=torch.long).view(-1, 3)
-        return Column(*table.unbind(-1), classes)
+        documents, tokens, labels = table.unbind(-1)
+        return Column(documents, tokens, labels, classes)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -156,11 +157,10 @@ def by_token(
         characters: Of each property, the class of each character.
         tree: What stands within what.
     """
-    ids, spans = tokenizer.encode(text), [*map(tuple, tokenizer.spans(text))]
+    ids, spans = tokenizer.encode(text), tokenizer.spans(text)
     words = [_stripped(text, span) for span in spans]
     classes = {
-        name: tuple(told[_told_by(span, word)] for span, word in zip(spans, words))
-        for name, told in characters.items()
+        name: tuple(told[_told_by(span, word)] for span, word in zip(spans, words)) for name, told in characters.items()
     }
     straddles = {
         name: tuple(len({*told[slice(*(word if word[0] < word[1] else span))]}) > 1 for span, word in zip(spans, words))

@@ -1,7 +1,7 @@
 """Meanings that are planted in text: senses of homographs, and what a pronoun stands for.
 
-    a fashion model walks .                                          the model is of the sense fashion
-    …, John gave a lamp to Mary. Later Mary showed it to John.       it means the lamp
+a fashion model walks .                                          the model is of the sense fashion
+…, John gave a lamp to Mary. Later Mary showed it to John.       it means the lamp
 """
 
 import re
@@ -52,8 +52,8 @@ def _senses(text: str) -> dict[str, list[Class]]:
 def pronoun_labels(n: int, tokenizer: Tokenizer, *, seed: int = 0, split: Split | None = None) -> LabelledText:
     """Texts in which a thing is given and handed on as "it", with what it means: the property `it means`.
 
-    They are those that the template `indirect_objects` writes into `TemplateText`, two sentences and more. The thing itself
-    has the same class, and stands before.
+    They are those that the template `indirect_objects` writes into `TemplateText`, two sentences and more. The thing
+    itself has the same class, and stands before.
 
     Args:
         n: How many texts.

@@ -2,8 +2,8 @@
 
     {"NP": ("DET NOUN", "PRON"), "S": ("NP:subject V NP:object?",)}
 
-A symbol with rules is a phrase, one with words a part of speech; `?` marks what may be absent, and what follows a colon is
-the role of the phrase. Where several derivations fit, the first in the order of the rules is given.
+A symbol with rules is a phrase, one with words a part of speech; `?` marks what may be absent, and what follows a
+colon is the role of the phrase. Where several derivations fit, the first in the order of the rules is given.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """A sentence's tree, and of each of its nodes the role, and whether it is a phrase; a node has its parent's role."""
+    """A sentence's tree, and of each node its role, or that of what it stands in, and whether it is a phrase."""
 
     tree: Tree
     roles: tuple[str | None, ...]

@@ -1,11 +1,11 @@
 """What Python's parser says of a file: its tree over the characters, its docstrings, and what each name is for.
 
-Parts without a place of their own (arguments as a whole, operators, comprehension clauses) are left out of the tree; what
-they hold hangs on what they stand in. An f-string is a leaf: before Python 3.12 the places inside it are wrong.
+Parts without a place of their own (arguments as a whole, operators, comprehension clauses) are left out of the tree;
+what they hold hangs on what they stand in. An f-string is a leaf: before Python 3.12 the places inside it are wrong.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from glassformer.data.labels.python_tokens import Lexeme, Spans, line_starts
 from glassformer.data.labels.tree import Node, Tree
@@ -72,7 +72,8 @@ def names(module: ast.Module, code: str, tokens: Sequence[Lexeme]) -> list[str |
     """Return what the name that each character is of is for; None for what is no name, and in f-strings.
 
     It is a `definition` (assigned, a parameter, what `def`, `class`, `import` and `as` bind), a `use`, an `attribute`,
-    an `argument` given by its name, `import` (a module's path), or `other` (`global`, patterns, words that are keywords at times).
+    an `argument` given by its name, `import` (a module's path), or `other` (`global`, patterns, words that are keywords
+    at times).
     """
     places = Places(code)
     begins, ends, imports = dict[int, str](), dict[int, str](), list[tuple[int, int]]()
@@ -80,7 +81,8 @@ def names(module: ast.Module, code: str, tokens: Sequence[Lexeme]) -> list[str |
         span = places.span(node)
         if span is None:
             continue
-        begins |= {span[0]: role for role in _begun_by(node)}
+        if (role := _begun_by(node)) is not None:
+            begins[span[0]] = role
         if isinstance(node, ast.Attribute):
             ends[span[1]] = "attribute"
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -100,16 +102,17 @@ def names(module: ast.Module, code: str, tokens: Sequence[Lexeme]) -> list[str |
     return found
 
 
-def _begun_by(node: ast.AST) -> Iterator[str]:
-    """Yield what the name is for with which a node begins, if that follows from the node."""
+def _begun_by(node: ast.AST) -> str | None:
+    """Return what the name is for with which a node begins, if that follows from the node."""
     if isinstance(node, ast.Name):
-        yield "definition" if isinstance(node.ctx, ast.Store) else "use"
-    elif isinstance(node, ast.arg):
-        yield "definition"
-    elif isinstance(node, ast.keyword) and node.arg is not None:
-        yield "argument"
-    elif isinstance(node, ast.alias) and node.name != "*":
-        yield "import" if node.asname else "definition"
+        return "definition" if isinstance(node.ctx, ast.Store) else "use"
+    if isinstance(node, ast.arg):
+        return "definition"
+    if isinstance(node, ast.keyword) and node.arg is not None:
+        return "argument"
+    if isinstance(node, ast.alias) and node.name != "*":
+        return "import" if node.asname else "definition"
+    return None
 
 
 def _within(spans: Spans, size: int) -> list[bool]:

@@ -6,8 +6,8 @@ role        subject, object, complement, place, time, …: of the phrases it sta
 depth       how deep in the tree it stands
 sense of …  what a word with two meanings means here, known from the other language
 
-The grammar plants three such words: 看 is to read or to watch, by its object; "you" is 你 or 你们; a "cup" holds tea or is a
-thing by itself.
+The grammar plants three such words: 看 is to read or to watch, by its object; "you" is 你 or 你们; a "cup" holds tea
+or is a thing by itself.
 """
 
 from collections.abc import Iterable
@@ -63,7 +63,7 @@ def derivation(sentence: str, language: Language) -> Derivation:
     found = rules.derive(told.lower()) if told else None
     if found is None:
         called = "Chinese" if language == "zh" else "English"
-        raise DataError(f'"{sentence}" is no {called} sentence of the Chinese-English grammar (glassformer.data.grammar).')
+        raise DataError(f'"{sentence}" is no {called} sentence of the Chinese-English grammar.')
     root, *others = found.tree.nodes
     stops = [Node("stop", len(told), len(sentence), 0)] * (len(told) < len(sentence))
     tree = Tree((root._replace(end=len(sentence)), *others, *stops))
