@@ -1,8 +1,8 @@
 """Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models.
 
-Five rooms: `text` (natural text), `tasks` (made up, with known answers), `images` (with a class each), `pairs` (of
-prompts), `grammar` (Chinese and English). Beside them stand what all of them give, a batch, and what reads and mixes
-them.
+Six rooms: `text` (natural text), `tasks` (made up, with known answers), `images` (with a class each), `pairs` (of
+prompts), `grammar` (Chinese and English), `labels` (what each token of a text is). Beside them stand what all of them
+give, a batch, and what reads, mixes and masks them.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from glassformer.data.images import (
     stretched,
 )
 from glassformer.data.marks import UNMARKED, Marks, Spelled, marks
+from glassformer.data.masked import Masked, MaskedData
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
     Contrast,
@@ -78,7 +79,7 @@ from glassformer.data.text import (
     python_stdlib,
     read_source,
 )
-from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, with_mask, word_tokenizer
 from glassformer.lazy import renames
 
 __all__ = [
@@ -98,6 +99,8 @@ __all__ = [
     "LeftOut",
     "Markov",
     "Marks",
+    "Masked",
+    "MaskedData",
     "Misfit",
     "MixtureConfig",
     "ModularAddition",
@@ -154,6 +157,7 @@ __all__ = [
     "subject_verb_agreement",
     "templates_for",
     "train_bpe",
+    "with_mask",
     "word_senses",
     "word_tokenizer",
     "write_pairs",

@@ -32,9 +32,9 @@ class Batch:
 
     Args:
         tokens: Input of the decoder, int64 `batch pos`; of what reads images these, `batch channel row column`.
-        targets: The token that follows each input, int64 `batch pos`; or what is to be said of the text up to it, an id
-            of another vocabulary; or the class of each image, `batch 1`; or, of images with noise in them, numbers like
-            theirs, `batch channel row column`.
+        targets: The token that follows each input, int64 `batch pos`; or the one that stands there, of tokens that are
+            hidden; or what is to be said of the text up to it, an id of another vocabulary; or the class of each image,
+            `batch 1`; or, of images with noise in them, numbers like theirs, `batch channel row column`.
         weight: True where the target counts in the loss, `batch pos`.
         documents: Document of each input position, counted from 0 in each row; None if a row is one document.
         lengths: Real input positions per row; what lies beyond is padding. None if every row is full.

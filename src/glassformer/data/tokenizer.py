@@ -525,6 +525,17 @@ def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
     return Tokenizer(inner)
 
 
+def with_mask(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that has a mask token: the one given if it has, else one with `<mask>` behind all its tokens."""
+    if tokenizer.roles.mask is not None:
+        return tokenizer
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    inner.add_special_tokens([NAMES["mask"][0]])
+    found = Tokenizer(inner)
+    published = tokenizer.published
+    return found if published is None else Tokenizer(inner, dataclasses.replace(published, mask=found.named("mask")))
+
+
 @checked
 def word_tokenizer(texts: Iterable[str], specials: Iterable[str] = WORD_SPECIALS) -> Tokenizer:
     """Build a vocabulary of whole words, and of single Chinese characters.

@@ -231,7 +231,8 @@ class Encoder(Model):
     def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0, tape: Tape | None = None) -> Float[Tensor, ""]:
         """Return the mean cross-entropy of a batch in nats: of each row's class, or of the targets that count.
 
-        Of images with noise in them it is the mean squared error of the velocity.
+        Of images with noise in them it is the mean squared error of the velocity. Logits are made where a target counts
+        alone: of masked tokens that is a seventh of a text.
         """
         told = batch.times, batch.classes
         x, context = self._enter(batch.tokens, None, batch.lengths, batch.documents, None, 0, None, tape, told)
@@ -243,7 +244,10 @@ class Encoder(Model):
             x = x.mean(1, keepdim=True)
         elif self.config.classifies == "text":
             x = x[:, :1]
-        return self.unembed.loss(x, batch.targets[:, : x.shape[1]], batch.weight[:, : x.shape[1]], smoothing)
+        targets, weight = batch.targets[:, : x.shape[1]], batch.weight[:, : x.shape[1]]
+        if self.config.classifies is None:
+            x, targets, weight = (value[weight][None] for value in (x, targets, weight))
+        return self.unembed.loss(x, targets, weight, smoothing)
 
     def resume(
         self,

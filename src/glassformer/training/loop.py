@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from glassformer.arguments import checked
-from glassformer.data import Batch, Data, Noised
+from glassformer.data import Batch, Data, Masked, MixtureConfig, Noised
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError
 from glassformer.fitting import Descent, Interrupts
@@ -302,11 +302,7 @@ def _model(config: TrainConfig, data: Data) -> Any:
     _check_noise(config)
     _check_vocabularies(config, data)
     model = config.model.build(config.seed)
-    if not model.generates and model.patches is None:
-        raise ConfigError(
-            "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as "
-            "targets, which no data here has. Encoders of text are loaded: glassformer.load(PATH)."
-        )
+    _check_masked(config, model)
     batch = data.batch(1)
     _check_images(config, model, batch)
     if model.reads_pairs != (batch.source is not None):
@@ -344,6 +340,25 @@ def _check_images(config: TrainConfig, model: Any, batch: Batch) -> None:
             f"train: images have one class each, and the model's outputs are no class of the whole (classifies="
             f"{model.config.classifies!r}); build it with image_encoder(…, n_classes=…)."
         )
+
+
+def _check_masked(config: TrainConfig, model: Any) -> None:
+    """Raise `ConfigError` unless tokens are hidden where the model says what stands at a position, and only there."""
+    masked = isinstance(config.data, Masked)
+    if masked != isinstance(config.evaluate or config.data, Masked):
+        raise ConfigError("train: data and evaluate are both Masked(…), or neither is: a model learns one of the two.")
+    if isinstance(config.data, MixtureConfig) and any(isinstance(part, Masked) for part in config.data.parts):
+        raise ConfigError("train: a part of the mixture is Masked(…). Hide the rows of all: Masked(text=the mixture).")
+    if model.patches is not None:
+        return
+    if not masked and not model.generates:
+        raise ConfigError(
+            "train: an encoder reads both ways, so it sees each next token. It learns from masked tokens: "
+            "Masked(text=the data) hides some and asks for them."
+        )
+    if masked and model.logits_of != "token":
+        found = "writes the next token" if model.generates else "has no unembedding (predicts=False)"
+        raise ConfigError(f'train: data of kind "masked" is for encoders that say tokens; this model {found}.')
 
 
 def _check_noise(config: TrainConfig) -> None:
