@@ -1,0 +1,10 @@
+"""What would a gradient step write? Gradients as outer products, in the vocabulary, and edits of single facts."""
+
+from glassformer.analysis.gradients._backward_lens import (
+    BackwardLens as BackwardLens,
+    backward_lens as backward_lens,
+)
+from glassformer.analysis.gradients._linear_gradients import (
+    LinearGradients as LinearGradients,
+    linear_gradients as linear_gradients,
+)
