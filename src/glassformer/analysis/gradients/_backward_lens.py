@@ -35,6 +35,7 @@ from glassformer.numerics.precision import wide
 
 ANALYSIS = "backward_lens"
 ENTRIES = 1 << 23  # logits held at a time
+NO_TOKEN = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,12 +48,12 @@ class BackwardLens(Result):
         norm: Size of each position's outer product, |x_i| |d_i|, in nats per unit of weight, `map pos`.
         vjp_norm: |d_i|, in nats per unit of what the map gives, `map pos`.
         toward: Of maps that write, the cosine of -d_i and the answer's direction, `map pos`; NaN for others, and where
-            tokens have no directions.
+            tokens have no directions or it is small.
         added: Of maps that read, the share of their outputs to which a step adds x_i rather than subtracts it,
-            `map pos`; NaN for others, and where nothing came back.
+            `map pos`; NaN for others, and where small.
         small: Whether a position's outer product is so small that its tokens are noise, `map pos`.
-        most: Tokens at the positive end of x_i or d_i, `map pos k`.
-        least: Tokens at the negative end, `map pos k`: of maps that write, those that a step moves towards.
+        most: Tokens at the positive end of x_i or d_i, `map pos k`; -1 where small.
+        least: Tokens at the negative end, likewise: of maps that write, those that a step moves towards.
         writes: Which maps write to the stream, `map`; the others read it.
         loss: Sum of -log p(answer), in nats.
         answers: Token id in question at each position asked.
@@ -129,8 +130,10 @@ def backward_lens(
     pairs = [recorded.factors[one.label] for one in shown]
     x_norm, d_norm = (torch.stack([wide(pair[i]).norm(dim=-1) for pair in pairs]) for i in (0, 1))
     spans = torch.stack([wide(pair[one.side == "write"]) for one, pair in zip(shown, pairs)])
-    found = _read(recorded, spans, writes.to(spans.device), k)
     norm = x_norm * d_norm
+    small = _small(norm, least)
+    found = _read(recorded, spans, writes.to(spans.device), k).said_of(~small)
+    added = torch.stack([_added(one, d) for one, (_, d) in zip(shown, pairs)])
     names = {"map": [one.label for one in shown], "pos": position_labels(list(recorded.given.token_rows[0]))}
 
     def grid(values: Tensor, *more: str) -> Labelled:
@@ -140,9 +143,9 @@ def backward_lens(
         answer_rank=grid(found.rank),
         norm=grid(norm),
         vjp_norm=grid(d_norm),
-        toward=grid(_toward(recorded, spans, writes)),
-        added=grid(torch.stack([_added(one, d) for one, (_, d) in zip(shown, pairs)])),
-        small=grid(_small(norm, least)),
+        toward=grid(_toward(recorded, spans, writes).masked_fill(small, torch.nan)),
+        added=grid(added.masked_fill(small, torch.nan)),
+        small=grid(small),
         most=grid(found.most, "k"),
         least=grid(found.least, "k"),
         writes=Labelled(writes, ("map",), {"map": names["map"]}),
@@ -172,9 +175,14 @@ def _in_grid(recorded: Recorded) -> tuple[list[MapOfModel], dict[str, str]]:
 
 
 class _Ends(NamedTuple):
-    rank: Int[Tensor, "map pos"]
+    rank: Float[Tensor, "map pos"]
     most: Int[Tensor, "map pos k"]
     least: Int[Tensor, "map pos k"]
+
+    def said_of(self, there: Bool[Tensor, "map pos"]) -> "_Ends":
+        """Return what is said where something is there to be said; no rank and no tokens elsewhere."""
+        ids = (part.masked_fill(~there[..., None], NO_TOKEN) for part in (self.most, self.least))
+        return _Ends(self.rank.masked_fill(~there, torch.nan), *ids)
 
 
 def _read(recorded: Recorded, spans: Float[Tensor, "map pos d_model"], writes: Bool[Tensor, " map"], k: int) -> _Ends:
@@ -188,7 +196,7 @@ def _read(recorded: Recorded, spans: Float[Tensor, "map pos d_model"], writes: B
         most, least = logits.topk(k).indices, logits.topk(k, largest=False).indices
         parts.append((rank(logits * sign[rows], answer[rows]), most, least))
     ranks, most, least = (torch.cat(part).unflatten(0, (n_maps, n_pos)) for part in zip(*parts))
-    return _Ends(ranks, most, least)
+    return _Ends(ranks.to(spans), most, least)
 
 
 @torch.no_grad()
@@ -225,4 +233,5 @@ def _small(norm: Float[Tensor, "map pos"], least: float) -> Bool[Tensor, "map po
 
 def _words(model: Model, *ids: Tensor) -> dict[int, str]:
     unique = torch.cat([part.flatten() for part in ids]).unique()
+    unique = unique[unique != NO_TOKEN]
     return dict(zip(unique.tolist(), readable_outputs(model, unique[None].cpu())[0]))

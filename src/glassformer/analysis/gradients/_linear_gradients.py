@@ -26,7 +26,6 @@ from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.reading import Inputs
-from glassformer.numerics import decompositions
 from glassformer.numerics.indices import asked, entries
 from glassformer.numerics.precision import wide
 from glassformer.weights import Factored
@@ -42,8 +41,8 @@ class LinearGradients(Result):
 
     Args:
         norm: Size of each map's gradient (Frobenius), in nats per unit of weight, `map`.
-        rank: Its numerical rank, `map`.
-        positions: How many rows have both an input and a VJP that are not zero, `map`: the rank is no larger.
+        rank: Its rank, up to rounding, `map`.
+        positions: At how many positions its outer product is more than rounding, `map`: the rank is no larger.
         inputs: What was read, by map, `pos d_in`; `row d_in` where rows are no positions (tokens that an expert was
             sent, steps of a recurrence, several uses of one matrix).
         vjps: What came back, by map, `pos d_out` or `row d_out`, in nats per unit.
@@ -129,10 +128,15 @@ def linear_gradients(
 
 
 def _measured(x: Float[Tensor, "row d_in"], d: Float[Tensor, "row d_out"]) -> Float[Tensor, " three"]:
-    """Return norm, rank and number of rows that count of x' d."""
-    spectrum = Factored(wide(x).mT, wide(d)).singular_values()
-    count = (x.any(-1) & d.any(-1)).sum()
-    return torch.stack((spectrum.norm(), decompositions.dimensions(spectrum)[0], count.to(spectrum)))
+    """Return norm, rank and number of rows that count of x' d, where rounding counts as nothing."""
+    x, d = wide(x), wide(d)
+    spectrum = Factored(x.mT, d).singular_values()
+    rows = x.norm(dim=-1) * d.norm(dim=-1)
+    rounding = max(x.shape[-1], d.shape[-1]) * torch.finfo(x.dtype).eps
+    rank = ((spectrum > rounding * spectrum[0]) & (spectrum > 0)).sum()
+    # rows that are left out are together no larger than what the rank leaves out, so that it is never the larger number
+    count = ((rows > rounding / len(rows) ** 0.5 * rows.max()) & (rows > 0)).sum()
+    return torch.stack((spectrum.norm(), rank.to(spectrum), count.to(spectrum)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

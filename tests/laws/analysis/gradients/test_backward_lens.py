@@ -54,7 +54,7 @@ def test_tokens_are_both_ends_of_what_spans_the_gradient_however_small_it_is(une
             assert torch.equal(ids.select(map=label).values[there], expected[there])
         step = -said if writes else said
         ranks = (step > step[:, ANSWER, None]).sum(-1) + 1
-        assert torch.equal(found.answer_rank.select(map=label).values[there], ranks[there])
+        close(found.answer_rank.select(map=label).values[there], ranks[there].double())
 
 
 def test_what_comes_back_at_the_top_is_the_mean_direction_less_the_answers() -> None:
@@ -122,4 +122,4 @@ def test_maps_of_another_stream_or_of_other_rows_are_left_out_and_said_why() -> 
 def test_models_whose_tokens_have_no_directions_still_say_what_is_written() -> None:
     found = subject("adaptive", batch=1)
     lens: BackwardLens = backward_lens(found.model, found.inputs[0], ANSWER)
-    assert lens.toward.values.isnan().all() and int(lens.answer_rank.values.min()) >= 1
+    assert lens.toward.values.isnan().all() and int(lens.answer_rank.values[~lens.small.values].min()) >= 1
