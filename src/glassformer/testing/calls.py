@@ -224,7 +224,7 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
 # of weights that may be held as they were on a text
 _OF_WEIGHTS = (
     "composition", "copying", "copying_rates", "induction_circuits", "offset_profile", "positional_heads",
-    "skip_trigrams", "token_circuits", "token_pairs", "erasers",
+    "skip_trigrams", "token_circuits", "token_pairs", "erasers", "singular_tokens",
 )  # fmt: skip
 
 _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {

@@ -10,10 +10,11 @@ from glassformer.render.terminal import (
     gradients,
     lens,
     token_flow,
+    vocabulary,
 )
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
     "attention", "causal", "circuits", "costs", "edges", "explanation", "gradients", "largest", "lens", "lines", "show",
-    "token_flow",
+    "token_flow", "vocabulary",
 ]  # fmt: skip
