@@ -176,6 +176,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Erasure": _one_pass(subspaces.erasure),
     "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
     "Explanation": lambda: explanations.sample("short"),
+    "FactEdit": lambda: gradients.edit_fact(_small(), _ids()[:1], 3, layer=0, size=0.5, neighbours=[[1, 2]]),
     "Faithfulness": lambda: circuits.faithfulness(*_pair().prompts, ["L0H0", "L1H0"], _pair().metric, knockouts=2),
     "FlowRoutes": _one_pass(token_flow.information_flow_routes),
     "HeadEvaluation": lambda: heads.evaluate_heads(induction_model(vocab=60, max_len=101), n_sequences=3),

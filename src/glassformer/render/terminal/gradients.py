@@ -2,7 +2,7 @@
 
 from rich.console import RenderableType
 
-from glassformer.analysis.gradients import BackwardLens, LinearGradients
+from glassformer.analysis.gradients import BackwardLens, FactEdit, LinearGradients
 from glassformer.render.terminal.tables import bar, section, table, tables, visible
 from glassformer.words import spoken, spoken_each
 
@@ -31,4 +31,18 @@ def _(result: BackwardLens) -> RenderableType:
         rank = "-" if bool(result.small.values[i, -1]) else f"{int(result.answer_rank.values[i, -1]):,}"
         grid.add_row(str(label), *("·" if word is None else visible(word, 9) for word in said), rank)
     title = spoken("What a step would write, by map and position; the answer's rank at the last one")
+    return section(title, grid)
+
+
+@tables.register
+def _(result: FactEdit) -> RenderableType:
+    columns = spoken_each("state", "log-probability", "rank", "efficacy", "paraphrase", "neighbourhood", "likeliest")
+    grid = table(*columns, left=(0, 6))
+    for i, state in enumerate(spoken_each("before", "edited", "gradient step")):
+        scores = ("-" if value != value else f"{value:.0%}" for value in result.scores.values[i].tolist())
+        likeliest = visible(result.words[int(result.likeliest.values[i, 0])])
+        log_p, rank = float(result.log_probability.values[i, 0]), int(result.rank.values[i, 0])
+        grid.add_row(state, f"{log_p:.3f}", f"{rank:,}", *scores, likeliest)
+    title = spoken("A fact written into {map}, and a gradient step of its size ({norm:.3g})", map=result.edit.label,
+                   norm=result.norm)  # fmt: skip
     return section(title, grid)
