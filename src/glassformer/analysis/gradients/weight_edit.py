@@ -46,6 +46,14 @@ class WeightEdit:
         """The same change at another size."""
         return dataclasses.replace(self, right=self.right * (norm / self.norm))
 
+    def matrix_norm(self, model: ModelLike) -> float:
+        """Size of the matrix that it changes (Frobenius), to compare `norm` with.
+
+        Raises:
+            AnalysisUnavailable: The model has no such map.
+        """
+        return float(self._map(model).matrix.norm())
+
     @contextmanager
     def applied(self, model: ModelLike) -> Iterator[None]:
         """While it lasts, the model is the changed one; afterwards every bit of it is what it was.
