@@ -45,8 +45,8 @@ class BackwardLens(Result):
     Args:
         answer_rank: Rank of the answer at the end that a step writes: among what -d says for maps that write, among
             what x says for maps that read; `map pos`, 1 is the likeliest. Of several answers, the last one's.
-        norm: Size of each position's outer product, |x_i| |d_i|, in nats per unit of weight, `map pos`.
-        vjp_norm: |d_i|, in nats per unit of what the map gives, `map pos`.
+        norm: Size of each position's outer product, length of x_i times length of d_i, in nats per unit of weight, `map pos`.
+        vjp_norm: Length of d_i, in nats per unit of what the map gives, `map pos`.
         toward: Of maps that write, the cosine of -d_i and the answer's direction, `map pos`; NaN for others, and where
             tokens have no directions or it is small.
         added: Of maps that read, the share of their outputs to which a step adds x_i rather than subtracts it,

@@ -36,13 +36,12 @@ def _(result: BackwardLens) -> RenderableType:
 
 @tables.register
 def _(result: FactEdit) -> RenderableType:
-    columns = spoken_each("state", "log-probability", "rank", "efficacy", "paraphrase", "neighbourhood", "likeliest")
-    grid = table(*columns, left=(0, 6))
+    columns = spoken_each("state", "log-probability", "efficacy", "paraphrase", "neighbourhood", "likeliest")
+    grid = table(*columns, left=(0, 5))
     for i, state in enumerate(spoken_each("before", "edited", "gradient step")):
         scores = ("-" if value != value else f"{value:.0%}" for value in result.scores.values[i].tolist())
         likeliest = visible(result.words[int(result.likeliest.values[i, 0])])
-        log_p, rank = float(result.log_probability.values[i, 0]), int(result.rank.values[i, 0])
-        grid.add_row(state, f"{log_p:.3f}", f"{rank:,}", *scores, likeliest)
+        grid.add_row(state, f"{float(result.log_probability.values[i, 0]):.3f}", *scores, likeliest)
     title = spoken("A fact written into {map}, and a gradient step of its size ({norm:.3g})", map=result.edit.label,
                    norm=result.norm)  # fmt: skip
     return section(title, grid)
