@@ -13,6 +13,7 @@ STUDIES = (
     "dual_chunk_beyond_length",
     "entropy_by_length",
     "eviction",
+    "facts_in_mlps",
     "gpt3_accounting",
     "induction_by_mechanism",
     "induction_heads",

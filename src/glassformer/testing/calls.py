@@ -224,12 +224,13 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
 # of weights that may be held as they were on a text
 _OF_WEIGHTS = (
     "composition", "copying", "copying_rates", "induction_circuits", "offset_profile", "positional_heads",
-    "skip_trigrams", "token_circuits", "token_pairs", "erasers",
+    "skip_trigrams", "token_circuits", "token_pairs", "erasers", "singular_tokens",
 )  # fmt: skip
 
 _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     **dict.fromkeys(_OF_WEIGHTS, lambda fits: {"model": fits.weights}),
     "input_gradients": lambda fits: {"steps": 2},
+    "edit_fact": lambda fits: {"answer": 3, "size": 0.5},
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
     "find_pattern": lambda fits: {"text": fits.text},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.activations import ActivationStore, StoredPass
-from glassformer.analysis.lens._logit_lens import read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
+from glassformer.analysis.lens.read_out import read_logits
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.arguments import Amount, Count, Natural, Several, Share

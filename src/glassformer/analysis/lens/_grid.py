@@ -17,8 +17,8 @@ from torch import Tensor
 from glassformer import figures
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites, stream_sites
-from glassformer.analysis.lens._logit_lens import read_logits
 from glassformer.analysis.lens._tuned import TunedLens
+from glassformer.analysis.lens.read_out import read_logits
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several

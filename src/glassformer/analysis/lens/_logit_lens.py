@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
+from glassformer.analysis.lens.read_out import read_logits
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -103,10 +104,3 @@ def _streams(run: Run, at: int) -> Float[Tensor, "row d_model"]:
     entry = torch.stack([run[site].values[0, at] for site in entry_sites(model.output_embed)]).sum(0)
     later = [run[block.at_resid[-1]].values[0, at] for block in model.output_stack.blocks]
     return torch.stack([entry, *later])
-
-
-def read_logits(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
-    """Return the logits of streams, each by itself: what the model would say if it stopped there."""
-    model = require_model(model)
-    # a norm takes streams by row and position: these stand for positions of one row
-    return model.unembed.logits(model.output_stack.final(x.unsqueeze(0))[0])

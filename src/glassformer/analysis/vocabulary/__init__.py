@@ -1,8 +1,20 @@
 """What do the weights say from token to token? Circuits, bigrams and skip-trigrams over the vocabulary."""
 
+from glassformer.analysis.vocabulary._activating import (
+    ActivatingTexts as ActivatingTexts,
+    activating_texts as activating_texts,
+)
 from glassformer.analysis.vocabulary._bigrams import (
     Bigrams as Bigrams,
     bigrams as bigrams,
+)
+from glassformer.analysis.vocabulary._neurons import (
+    NeuronTokens as NeuronTokens,
+    neuron_tokens as neuron_tokens,
+)
+from glassformer.analysis.vocabulary._singular import (
+    SingularTokens as SingularTokens,
+    singular_tokens as singular_tokens,
 )
 from glassformer.analysis.vocabulary._skip_trigrams import (
     CrossedCost as CrossedCost,

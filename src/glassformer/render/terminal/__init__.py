@@ -1,9 +1,20 @@
 """Results on the terminal, in tables that fit 80 columns; importing the room registers the views of all results."""
 
-from glassformer.render.terminal import attention, causal, circuits, costs, edges, explanation, lens, token_flow
+from glassformer.render.terminal import (
+    attention,
+    causal,
+    circuits,
+    costs,
+    edges,
+    explanation,
+    gradients,
+    lens,
+    token_flow,
+    vocabulary,
+)
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
-    "attention", "causal", "circuits", "costs", "edges", "explanation", "largest", "lens", "lines", "show",
-    "token_flow",
+    "attention", "causal", "circuits", "costs", "edges", "explanation", "gradients", "largest", "lens", "lines", "show",
+    "token_flow", "vocabulary",
 ]  # fmt: skip
