@@ -101,24 +101,31 @@ def with_splits(model: M, by_site: Mapping[str, nn.Module]) -> M:
                 f'"{name}" is {what}.\n    Split the model without splits: glassformer.trace.without_splits(model).'
             )
         sites_of_parts(split, table[name])
-    made = copy.copy(model)
-    made._modules = {**model._modules, SPLITS: Splits({**splits_of(model), **by_site})}
-    return made
+    return _with_parts(model, {**_parts(model), SPLITS: Splits({**splits_of(model), **by_site})})
 
 
 def without_splits(model: M) -> M:
     """The same model with its own sites alone."""
-    if SPLITS not in model._modules:
+    if SPLITS not in _parts(model):
         return model
-    made = copy.copy(model)
-    made._modules = {name: part for name, part in model._modules.items() if name != SPLITS}
-    return made
+    return _with_parts(model, {name: part for name, part in _parts(model).items() if name != SPLITS})
 
 
 def splits_of(model: nn.Module) -> dict[str, Any]:
     """What splits sites of a model, by their names; nothing for most."""
-    held = model._modules.get(SPLITS)
+    held = _parts(model).get(SPLITS)
     return held.by_site() if isinstance(held, Splits) else {}
+
+
+def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
+    return model.__dict__["_modules"]
+
+
+def _with_parts(model: M, parts: dict[str, nn.Module | None]) -> M:
+    """Return a copy of a model that has other parts, and shares its own."""
+    made = copy.copy(model)
+    made.__dict__["_modules"] = parts
+    return made
 
 
 def sites_of_parts(split: Any, whole: Site) -> list[Site]:

@@ -137,7 +137,11 @@ def _filled(config: Any, said: Mapping[str, Any], tensors: dict[str, Tensor]) ->
     if isinstance(config, JumpRelu):
         # below zero nothing fires that would not at zero
         tensors["log_threshold"] = tensors.pop("threshold").clamp_min(0).log()
-    made = SparseAutoencoder.of_config[type(config)](config).to(tensors["W_dec"].dtype)
+    made = SparseAutoencoder.of_config[type(config)](config)
+    named = dict(made.named_parameters())
+    if wrong := named.keys() ^ tensors.keys():
+        raise ValueError(f"its tensors are not those of {config.kind}: {', '.join(sorted(wrong))}")
+    made.to(tensors["W_dec"].dtype)
     own: Mapping[str, Any] = said.get(OWN, {})
     scale = float(own.get("scale", 1.0))
     if not said.get("apply_b_dec_to_input", True):
@@ -147,9 +151,6 @@ def _filled(config: Any, said: Mapping[str, Any], tensors: dict[str, Tensor]) ->
         norms = tensors["W_dec"].norm(dim=-1)
         tensors["W_enc"], tensors["b_enc"] = tensors["W_enc"] * norms, tensors["b_enc"] * norms
         tensors["W_dec"] = tensors["W_dec"] / norms[:, None]
-    named = dict(made.named_parameters())
-    if wrong := named.keys() ^ tensors.keys():
-        raise ValueError(f"its tensors are not those of {config.kind}: {', '.join(sorted(wrong))}")
     factors = {"W_enc": 1 / scale, "W_dec": scale, "b_dec": scale}
     for name, parameter in named.items():
         if tensors[name].shape != parameter.shape:

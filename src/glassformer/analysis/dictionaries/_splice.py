@@ -132,7 +132,7 @@ def _mean(model: Model, name: str, batches: Sequence[Batch]) -> Tensor:
     """Return the mean of a site over the positions that count, or over all where it counts others, to be broadcast."""
     site = model.sites()[name]
     axis = next(i for i, axis in enumerate(site.axes) if axis in ("pos", "query", "key"))
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total, count, dtype = torch.zeros((), dtype=torch.float64), 0, torch.float64
     for batch in batches:
         tape = Tape(model, [name], logits=False)
         given = prepare(model, batch, None)
@@ -140,7 +140,7 @@ def _mean(model: Model, name: str, batches: Sequence[Batch]) -> Tensor:
             model(*given.args, **given.kwargs, tape=tape)
         value = tape.values[name].movedim((0, axis), (0, 1))
         rows = value[batch.weight] if value.shape[:2] == batch.weight.shape else value.flatten(0, 1)
-        total, count = total + rows.double().sum(0).cpu(), count + len(rows)
+        total, count, dtype = total + rows.double().sum(0).cpu(), count + len(rows), rows.dtype
     # where the positions were stands an axis of one
-    mean = (total / count).to(tape.values[name].dtype) if count else total
+    mean = (total / max(count, 1)).to(dtype)
     return mean if axis == 1 else mean.unsqueeze(axis - 1)

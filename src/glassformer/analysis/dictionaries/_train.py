@@ -181,7 +181,7 @@ class _Training:
             self.quiet = (self.quiet + count).masked_fill(found.active, 0)
             self.step = update.step
             dead = float((self.quiet >= self.settings.dead_after).double().mean())
-            fvu = float(found.error) / max(self.variance, 1e-30)
+            fvu = float(found.error.detach()) / max(self.variance, 1e-30)
             yield DictionaryStep(update.step, descent.steps, update.loss, float(found.l0), fvu, dead)
             if self.work.is_due():
                 self.save()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.analysis.dictionaries import AutoencoderConfig, JumpRelu, Relu, SparseAutoencoder, TopK
+from glassformer.analysis.dictionaries import AutoencoderConfig, JumpRelu, Relu, TopK
 from glassformer.analysis.dictionaries._sparse import sparse_decode
 from glassformer.errors import ConfigError
 from glassformer.testing import close
@@ -16,9 +16,10 @@ KINDS = [Relu(6, 15, l1=0.7), TopK(6, 15, k=4), JumpRelu(6, 15, l0=0.3, bandwidt
 each_kind = pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
 
 
-def made(config: AutoencoderConfig, seed: int = 0) -> SparseAutoencoder:
+def made(config: AutoencoderConfig, seed: int = 0) -> Any:
     """Return a dictionary whose weights have no pattern."""
-    found, random = config.build().double(), torch.Generator().manual_seed(seed)
+    found: Any = config.build().double()
+    random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in found.parameters():
             parameter += 0.4 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
@@ -33,7 +34,7 @@ def rows(n: int = 40, seed: int = 1) -> Tensor:
 def obvious(found: Any, x: Tensor) -> Tensor:
     """Return activations one by one, as the equations say."""
     pre, made = found.pre_activations(x), torch.zeros(len(x), 15, dtype=x.dtype)
-    for i, row in enumerate(pre):
+    for i, row in enumerate(pre.detach()):
         order = sorted(range(15), key=lambda j: -float(row[j]))
         for j in range(15):
             if found.config.kind == "topk":

@@ -30,6 +30,10 @@ def dictionary(config: Any, seed: int = 1) -> SparseAutoencoder:
     return made
 
 
+def said(run: Any) -> torch.Tensor:
+    return run.logits
+
+
 def split(name: str, site: str, width: int = 16, seed: int = 0) -> tuple[Any, Any, SparseAutoencoder]:
     """Return a subject, its model with a dictionary at a site, and the dictionary."""
     case = subject(name, seed=seed)
@@ -77,7 +81,7 @@ def test_an_edit_of_a_feature_moves_the_site_along_its_decoder_row(site: str) ->
     moved = (after[site].values - before[site].values).movedim(after[site].axes.index("pos"), 1).flatten(2)
     close(moved[:, -2], (2.5 * found.W_dec[5] / found.scale).expand(2, -1))
     assert moved.abs().sum() == moved[:, -2].abs().sum()
-    assert not torch.equal(after.logits, before.logits)
+    assert not torch.equal(said(after), said(before))
     # with all features and no error it is the reconstruction
     alone = gf.run(model, case.inputs[0], read=[site], edit=[Set(f"{site}.error", 0.0)])[site].values
     close(alone.movedim(after[site].axes.index("pos"), 1).flatten(2), found.decode(before[f"{site}.features"].values))
@@ -117,8 +121,7 @@ def test_gradients_at_features_are_those_of_the_site_along_decoder_rows_and_the_
 def test_sweeps_edit_and_measure_features_as_the_plain_loop_does(name: str, place: str) -> None:
     site = f"decoder.{place}" if name.startswith("translator") else place
     case, model, _ = split(name, site)
-    *source, tokens = case.inputs
-    args = (*source, tokens) if source else (tokens,)
+    first, tokens = case.inputs[0], case.inputs[-1]
     donor = Donor(*case.others(torch.Generator().manual_seed(3)))
     rows = [
         [Set(f"{site}.features", donor, at=At(feature=3))],
@@ -127,14 +130,14 @@ def test_sweeps_edit_and_measure_features_as_the_plain_loop_does(name: str, plac
         [Scale(f"{site.replace(place, 'blocks.0.attn.z')}", 0.0, at=At(head=0))],
         [],
     ]
-    given: dict[str, Any] = {"target": args[1]} if source else {}
+    given: dict[str, Any] = {"target": tokens} if first is not tokens else {}
     metrics = [
         Metric("said", lambda logits: logits[..., 0].square().sum(-1), pos=None),
         Metric("seen", lambda value: value.sum((-2, -1)), site=f"{site}.features"),
     ]
     for common in ([], [Add(f"{site}.features", 0.4)]):
-        found = sweep(model, args[0], rows, metrics, base_edit=common, **given)
-        plain = one_by_one(model, args[0], rows, metrics, base_edit=common, **given)
+        found = sweep(model, first, rows, metrics, base_edit=common, **given)
+        plain = one_by_one(model, first, rows, metrics, base_edit=common, **given)
         close(found.values.values, plain.values.values)
         close(found.base.values, plain.base.values)
 
@@ -147,7 +150,7 @@ def test_a_pass_that_is_kept_reads_and_changes_features() -> None:
     close(kept.read([name])[name].values, gf.run(model, case.inputs[0], read=[name])[name].values)
     run = gf.run(model, case.inputs[0], read=[name, "blocks.1.resid_post"], edit=change)
     under = kept.under(change)
-    close(under.logits(), run.logits)
+    close(under.logits(), said(run))
     close(under.read([name])[name].values, run[name].values)
 
 
@@ -160,7 +163,7 @@ def test_features_are_patched_and_generated_with_like_any_other_site() -> None:
         ids = torch.tensor([found.ids[row]])[:, :-1]
         run = gf.run(model, ids, read=[name], edit=[change])
         close(found.sites[name].values[row, : ids.shape[1]], run[name].values[0])
-        assert run.logits[0, 2:].argmax(-1).tolist() == list(found.tokens[row])
+        assert said(run)[0, 2:].argmax(-1).tolist() == list(found.tokens[row])
     other = case.others(torch.Generator().manual_seed(5))[0]
     metric = Metric("said", lambda logits: logits[..., 0].square().sum(-1), pos=None)
     patched = patch(model, (other[:1], tokens[:1]), metric, SiteGrid(name, ("site", "feature"), {"feature": [2, 9]}))
@@ -168,7 +171,7 @@ def test_features_are_patched_and_generated_with_like_any_other_site() -> None:
     clean = gf.run(model, other[:1], read=[name])
     for i, feature in enumerate((2, 9)):
         run = gf.run(model, tokens[:1], edit=[Set(name, clean, at=At(feature=feature))])
-        close(grid.values.values.flatten()[i], run.logits[0, :, 0].square().sum())
+        close(grid.values.values.flatten()[i], said(run)[0, :, 0].square().sum())
 
 
 def test_a_module_that_is_not_ours_is_split_too() -> None:
