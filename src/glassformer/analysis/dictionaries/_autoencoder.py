@@ -109,8 +109,11 @@ class SparseAutoencoder(nn.Module):
 
     def pre_activations(self, rows: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows feature"]:
         """What each feature's activation is made of."""
-        wide = rows.to(self.W_enc.dtype)
-        return (wide * self.scale - self.b_dec) @ self.W_enc + self.b_enc
+        return self.centred(rows) @ self.W_enc + self.b_enc
+
+    def centred(self, rows: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_in"]:
+        """Rows in the encoder's units: scaled, and without the decoder's bias."""
+        return rows.to(self.W_enc.dtype) * self.scale - self.b_dec
 
     def activations(self, pre: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
         """How strongly each feature is there; zero for most."""

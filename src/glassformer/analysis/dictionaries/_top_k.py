@@ -14,11 +14,11 @@ d_in / 2 are theirs, and the share of dead features is sae-lens's. Differs: erro
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.dictionaries._autoencoder import AutoencoderConfig, Losses, SparseAutoencoder
-from glassformer.analysis.dictionaries._sparse import sparse_decode
+from glassformer.analysis.dictionaries._sparse import largest, sparse_decode
 from glassformer.arguments import Count, FiniteAmount
 from glassformer.config import require
 
@@ -42,34 +42,29 @@ class TopK(AutoencoderConfig, kind="topk"):
 
 
 class TopKAutoencoder(SparseAutoencoder, config=TopK):
-    def largest(self, pre: Float[Tensor, "*rows feature"]) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-        """Activations of the features that are kept in each row, and which they are."""
-        found = pre.topk(self.config.k, -1, sorted=False)
-        return found.values.relu(), found.indices
-
     def activations(self, pre: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
-        values, indices = self.largest(pre)
-        return torch.zeros_like(pre).scatter(-1, indices, values)
+        found = pre.topk(self.config.k, -1, sorted=False)
+        return torch.zeros_like(pre).scatter(-1, found.indices, found.values.relu())
 
     def losses(self, rows: Float[Tensor, "row d_in"], dead: Bool[Tensor, " feature"], warm: float = 1.0) -> Losses:
-        pre = self.pre_activations(rows)
-        values, indices = self.largest(pre)
+        centred = self.centred(rows)
+        found, indices = largest(centred, self.W_enc, self.b_enc, self.config.k)
+        values = found.relu()
         left = self.scaled_error(rows, sparse_decode(values, indices, self.W_dec) + self.b_dec)
         fired = values.detach() > 0
         active = torch.zeros_like(dead).index_fill(0, indices[fired], True)
-        penalty = self._dead_latents(pre, left.detach(), dead)
+        penalty = self._dead_latents(centred, left.detach(), dead)
         return Losses(left.square().sum(-1).mean(), penalty, active, fired.sum(-1).to(torch.float64).mean())
 
     def _dead_latents(
-        self, pre: Float[Tensor, "row feature"], left: Float[Tensor, "row d_in"], dead: Bool[Tensor, " feature"]
+        self, centred: Float[Tensor, "row d_in"], left: Float[Tensor, "row d_in"], dead: Bool[Tensor, " feature"]
     ) -> Float[Tensor, ""]:
         """Return what dead features lack of what the others leave."""
         count = int(dead.sum())
         if not count or not self.config.aux:
-            return pre.new_zeros(())
+            return centred.new_zeros(())
         most = self.config.k_aux or max(self.config.d_in // 2, 1)
-        # dead features alone stand for the whole: their columns are cut out
         names = dead.nonzero()[:, 0]
-        found = pre[:, names].topk(min(most, count), -1, sorted=False)
-        made = sparse_decode(found.values.relu(), names[found.indices], self.W_dec)
+        found, places = largest(centred, self.W_enc[:, names], self.b_enc[names], min(most, count))
+        made = sparse_decode(found.relu(), names[places], self.W_dec)
         return self.config.aux * min(count / most, 1.0) * (left - made).square().sum(-1).mean()

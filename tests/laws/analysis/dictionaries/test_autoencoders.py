@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis.dictionaries import AutoencoderConfig, JumpRelu, Relu, TopK
-from glassformer.analysis.dictionaries._sparse import sparse_decode
+from glassformer.analysis.dictionaries._sparse import largest, sparse_decode
 from glassformer.errors import ConfigError
 from glassformer.testing import close
 from one_pass import in_one_pass
@@ -175,6 +175,20 @@ def test_decoding_by_few_features_is_the_dense_product_forward_and_backward() ->
         torch.autograd.grad((sparse * goal).sum(), [values, directions]),
         torch.autograd.grad((dense * goal).sum(), [values, directions]),
     ):
+        close(ours, theirs)
+
+
+def test_the_largest_are_those_of_the_dense_product_forward_and_backward() -> None:
+    random = torch.Generator().manual_seed(2)
+    shapes = ((8, 6), (6, 15), (15,))
+    read = [torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    values, indices = largest(*read, 4)  # type: ignore[call-arg]
+    dense = read[0] @ read[1] + read[2]
+    close(values, dense.gather(-1, indices))
+    close(values.sort(-1).values, dense.sort(-1).values[:, -4:])
+    goal = torch.randn(8, 4, generator=random, dtype=torch.float64)
+    expected = torch.autograd.grad((dense.gather(-1, indices) * goal).sum(), read)
+    for ours, theirs in zip(torch.autograd.grad((values * goal).sum(), read), expected):
         close(ours, theirs)
 
 
