@@ -20,6 +20,7 @@ from glassformer.analysis import (
     behaviour,
     causal,
     circuits,
+    dictionaries,
     from_weights,
     frozen,
     gradients,
@@ -114,6 +115,12 @@ def _meaning_shift() -> Any:
     return attribution.meaning_shift(_small(), rows[0], rows[1], (6, 3))
 
 
+def _dictionary() -> Any:
+    made = dictionaries.Relu(16, 12).build().double()
+    made.facts = {"site": "blocks.0.resid_post"}
+    return made
+
+
 def _lens_divergence() -> Any:
     batch = next_token_batch(_ids())
     return lens.lens_divergence(_small(), lens.fit_tuned_lens(_small(), [batch], steps=1), [batch, batch])
@@ -178,6 +185,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CopyingRates": _weights(from_weights.copying_rates),
     "CrossedCost": lambda: vocabulary.crossed_cost(handmade.skip_trigram_model(), _crossed(), torch.tensor(_RULES)),
     "CrossedTrigrams": _crossed,
+    "DictionaryQuality": lambda: dictionaries.dictionary_quality(_dictionary(), torch.randn(20, 16)),
     "DirectLogitAttribution": _one_pass(attribution.direct_logit_attribution),
     "EdgeAttribution": _pairs(circuits.attribute_edges),
     "EdgeEffects": _pairs(circuits.edge_effects),
@@ -189,6 +197,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Explanation": lambda: explanations.sample("short"),
     "FactEdit": lambda: gradients.edit_fact(_small(), _ids()[:1], 3, layer=0, size=0.5, neighbours=[[1, 2]]),
     "Faithfulness": lambda: circuits.faithfulness(*_pair().prompts, ["L0H0", "L1H0"], _pair().metric, knockouts=2),
+    "FeatureEffects": lambda: dictionaries.feature_effects(_small(), _dictionary(), [next_token_batch(_ids())]),
+    "FeatureExamples": lambda: dictionaries.feature_examples(_small(), _dictionary(), [_ids()]),
+    "FeatureTokens": lambda: dictionaries.feature_tokens(_small(), _dictionary(), k=3),
     "FlowRoutes": _one_pass(token_flow.information_flow_routes),
     "HeadEvaluation": lambda: heads.evaluate_heads(induction_model(vocab=60, max_len=101), n_sequences=3),
     "HeadScores": _one_pass(heads.head_roles),
@@ -239,6 +250,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "SparseProbes": lambda: probes.sparse_probe(_small(), _ids(), _halves(), "blocks.1.resid_post", folds=2),
     "StreamDimensions": _one_pass(subspaces.stream_dimensions),
     "StreamRank": lambda: behaviour.rank_of_stream(_small(), _ids()),
+    "SpliceLoss": lambda: dictionaries.splice_loss(_small(), _dictionary(), [next_token_batch(_ids())]),
     "Suppression": lambda: behaviour.suppression(_small(), next_token_batch(_ids())),
     "Sweep": _sweep,
     "TokenCircuits": _weights(vocabulary.token_circuits, token=5),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text, tensors_in, write
-from glassformer.provenance import Binding
+from glassformer.provenance import Bound
 
 SECONDS = 10.0
 PROVENANCE = "provenance"
@@ -29,7 +29,7 @@ class SavedWork:
         CheckpointError: The file is damaged, or of other work.
     """
 
-    def __init__(self, path: Path | None, kind: str, identity: bytes, other: str, bound: Binding) -> None:
+    def __init__(self, path: Path | None, kind: str, identity: bytes, other: str, bound: Bound) -> None:
         self.path, self.kind, self.other, self.bound = path, kind, other, bound
         self.identity = hashlib.sha256(identity).hexdigest()
         self.tensors: dict[str, Tensor] = {}

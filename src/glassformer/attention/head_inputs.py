@@ -81,7 +81,7 @@ def visited(
         if not tape.wants(name):
             continue
         stream = source if source is not None and quantity in ("key_in", "value_in") else x
-        differentiated = tape.grad and name in tape.reads and torch.is_grad_enabled()
+        differentiated = tape.differentiates(name) and torch.is_grad_enabled()
         edited = changes(tape, name)
         if differentiated and not edited:
             # a variable of its own: the stream's gradient comes by the usual route

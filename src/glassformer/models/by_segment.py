@@ -98,7 +98,7 @@ class Pieces(Tape):
 
     def __init__(self, tape: Tape, names: Iterable[str]) -> None:
         self.found: dict[str, list[Tensor]] = {name: [] for name in names if tape.wants(name)}
-        self.wanted, self.edits = set(self.found), {}
+        self.wanted, self.edits, self.table = set(self.found), {}, tape.table
 
     def visit(self, name: str, value: Tensor) -> Tensor:
         if name in self.found:

@@ -21,7 +21,7 @@ from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.evaluation import computed, drops
 from glassformer.models.norms import NormConfig
 from glassformer.models.sub_layer import SubLayer, sub_layers_of
-from glassformer.trace import Site, SiteTable, Tape
+from glassformer.trace import Site, SiteTable, Tape, splits_of
 
 
 class State(NamedTuple):
@@ -221,6 +221,7 @@ def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str)
         modules.extend(part for part in module._modules.values() if part is not None)
     kept = model.__dict__.get("_site_table")
     if kept is None or kept[0] != modules:
-        kept = model.__dict__["_site_table"] = modules, SiteTable({found.name: found for found in sites()})
+        own = {found.name: found for found in sites()}
+        kept = model.__dict__["_site_table"] = modules, SiteTable(own, splits_of(model))
     table = kept[1]
     return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.cards import card_of
+from glassformer.analysis.dictionaries import Relu, SparseAutoencoder
 from glassformer.analysis.frozen import with_gates, with_scales
 from glassformer.analysis.heads.roles import patterned
 from glassformer.analysis.learning import History, trajectory
@@ -173,6 +174,17 @@ class _Fits:
         return torch.ones(width, dtype=next(self.model.parameters()).dtype)
 
     @property
+    def stream(self) -> str:
+        """The first place of the stream behind a block of the stack that predicts, or of what is written to it."""
+        places = [name for name, site in self.model.sites("*").items() if site.axes == ("batch", "pos", "d_model")]
+        own = [name for name in places if not name.startswith("encoder.")] or places
+        return next((name for name in own if name.endswith("resid_post")), own[0])
+
+    @property
+    def dictionary(self) -> SparseAutoencoder:
+        return Relu(len(self.direction), 12).build().to(self.direction.dtype)
+
+    @property
     def another(self) -> Any:
         """The model with other weights."""
         return randomise(copy.deepcopy(self.model), seed=3, std=0.2)
@@ -234,6 +246,11 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
     "find_pattern": lambda fits: {"text": fits.text},
     "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
+    **dict.fromkeys(
+        ("feature_effects", "feature_examples", "splice_loss"),
+        lambda fits: {"dictionary": fits.dictionary, "batches": [fits.batch], "site": fits.stream},
+    ),
+    "feature_tokens": lambda fits: {"dictionary": fits.dictionary, "site": fits.stream},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
     "probe": lambda fits: {"texts": [fits.batch], **_labelled(fits)},
     "sparse_probe": lambda fits: {"texts": [fits.batch], "site": "blocks.0.resid_post", **_labelled(fits)},

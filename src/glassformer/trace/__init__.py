@@ -6,6 +6,7 @@ from glassformer.trace.heads import HeadAddress, Located, head_label, head_label
 from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
 from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
+from glassformer.trace.splits import PartAxes, Split, splits_of, with_splits, without_splits
 from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "HasSites",
     "HeadAddress",
     "Located",
+    "PartAxes",
     "Place",
     "Project",
     "Read",
@@ -26,6 +28,7 @@ __all__ = [
     "Set",
     "Site",
     "SiteTable",
+    "Split",
     "Take",
     "Tape",
     "by_position",
@@ -46,5 +49,8 @@ __all__ = [
     "settled",
     "site",
     "sites_of_heads",
+    "splits_of",
     "wants",
+    "with_splits",
+    "without_splits",
 ]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from glassformer.errors import SiteNotRead
 from glassformer.trace.places import Layout
 from glassformer.trace.sites import Site
+from glassformer.trace.splits import splits_of
 from glassformer.trace.tape import SiteTable, Tape
 
 
@@ -80,6 +81,7 @@ class Foreign(nn.Module):
         self._derived = {one.site.name: one for one in derived}
         self._table = SiteTable({name: bound.site for name, bound in self._places.items()})
         self._table |= {name: one.site for name, one in self._derived.items()}
+        self._split = self._table
 
     @property
     def derived(self) -> tuple[str, ...]:
@@ -97,7 +99,9 @@ class Foreign(nn.Module):
 
     def sites(self, glob: str = "*") -> SiteTable:
         """The site table, or the part of it that a glob covers."""
-        table = self._table
+        if self._split.splits != (splits := splits_of(self)):
+            self._split = SiteTable(self._table, splits)
+        table = self._split
         return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})
 
     def forward(self, *args: Any, tape: Tape | None = None, **kwargs: Any) -> Any:
@@ -119,7 +123,7 @@ class Foreign(nn.Module):
 
     def _is_whole(self, tape: Tape, name: str) -> bool:
         request = tape.requests.get(name)
-        batched = request is not None and self._table[request.read.site].axes[:1] == ("batch",)
+        batched = request is not None and self.sites()[request.read.site].axes[:1] == ("batch",)
         return batched and request is not None and not request.read.at and request.read.reduce is None
 
     @contextmanager

@@ -28,6 +28,7 @@ class Site:
             the stream between sub-layers and for logits.
         quantity: What it is of that: `query`, `norm`, `out`, `resid_pre`, `logits`.
         crosses: Whether it belongs to cross-attention, whose keys and values are those of another stack.
+        whole: Name of the site of whose value it is a part, where a model's sites are split (`with_splits`).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Site:
     part: str = ""
     quantity: str = ""
     crosses: bool = False
+    whole: str = ""
 
     @classmethod
     def named(

@@ -25,13 +25,21 @@ from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
 from glassformer.trace.sites import Site, by_short_name, short_names
+from glassformer.trace.splits import Split, split_table
 
 
 class SiteTable(dict[str, Site]):
-    """Sites by name, in the order the forward pass visits them; a table does not change once it is made."""
+    """Sites by name, in the order the forward pass visits them; a table does not change once it is made.
 
-    def __init__(self, sites: Mapping[str, Site] | None = None) -> None:
-        super().__init__(sites or {})
+    Args:
+        sites: Those of the forward pass.
+        splits: What tells the value of a site as parts, by the site's name; their sites come behind it.
+    """
+
+    def __init__(self, sites: Mapping[str, Site] | None = None, splits: Mapping[str, Any] | None = None) -> None:
+        super().__init__(sites or {} if not splits else {one.name: one for one in split_table(sites or {}, splits)})
+        self.splits: Mapping[str, Any] = splits or {}
+        self.parts = {name: [one.name for one in self.values() if one.whole == name] for name in self.splits}
         # every tape of a model asks for much the same
         self._matched: dict[str, list[str]] = {}
 
@@ -210,6 +218,7 @@ class Tape:
                 self._check_order(change, found.name)
                 self.edits[found.name] = (*self.edits.get(found.name, ()), change)
         self.wanted = {*self.reads, *self.edits, *self._holds}
+        self.wanted |= {self.table[name].whole for name in self.wanted if self.table[name].whole}
 
     def _requests(self, reads: Iterable[ReadLike]) -> dict[str, Request]:
         """Return what is read, by what it is called: a whole site by its name, several parts by what they are."""
@@ -239,6 +248,14 @@ class Tape:
         self._holds.add(name)
         self.wanted.add(name)
 
+    def differentiates(self, name: str) -> bool:
+        """Whether a site or a part of it is read with its gradient."""
+        return self.grad and any(one in self.reads for one in (name, *self.table.parts.get(name, ())))
+
+    def edited(self, name: str) -> bool:
+        """Whether an edit is of a site, or of a part of it."""
+        return any(one in self.edits for one in (name, *self.table.parts.get(name, ())))
+
     def replaces(self, name: str) -> bool:
         """Whether the first edit at a site puts another value in place of all of it."""
         return name in self.edits and isinstance(self.edits[name][0], Set) and not self.edits[name][0].at
@@ -255,6 +272,8 @@ class Tape:
                 if edit.reads
                 else edit(value, self.table[name])
             )
+        if name in self.table.splits:
+            value = self._split(name, value, self.table.splits[name])
         if name in self.reads:
             if self.grad:
                 # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
@@ -264,6 +283,20 @@ class Tape:
         if name in self._holds:
             self.held[name] = value
         return value
+
+    def _split(self, name: str, value: Tensor, split: Split) -> Tensor:
+        """Visit the parts of a value, and return it as their edits leave it."""
+        if self.wanted.isdisjoint(self.table.parts[name]):
+            return value
+        whole, changes = self.table[name], dict[str, Tensor]()
+        if name in self._holds:
+            # edits of parts may read the whole as it came
+            self.held[name] = value
+        for quantity, part in split.parts(value, whole).items():
+            seen = self.visit(f"{name}.{quantity}", part)
+            if seen is not part:
+                changes[quantity] = seen - part
+        return split.changed(value, whole, changes) if changes else value
 
     def refuse_state(self) -> None:
         """Raise `AnalysisUnavailable` if an edit reads earlier sites: a carried state has other positions there."""
@@ -302,8 +335,8 @@ class Tape:
 
     @property
     def last(self) -> str | None:
-        """Name of the deepest site that is read or edited, in the order of the forward pass."""
-        return next((name for name in reversed(self.table) if self.wants(name)), None)
+        """Name of the deepest site that is read or edited, in the order of the forward pass; of a part, the whole."""
+        return next((self.table[name].whole or name for name in reversed(self.table) if self.wants(name)), None)
 
     def check_visited(self) -> None:
         """Raise `SiteNotRead` if a site was asked for and the forward pass never came by.
@@ -348,7 +381,7 @@ def wants(tape: Tape | None, *names: str) -> bool:
 
 def changes(tape: Tape | None, name: str) -> bool:
     """Whether the tape changes this site."""
-    return tape is not None and name in tape.edits
+    return tape is not None and tape.edited(name)
 
 
 def label(value: Tensor, site: Site | None, request: Request | None = None) -> Labelled:

@@ -25,6 +25,7 @@ from glassformer.models import BlockConfig, Mlp, Model, ModelLike, require_model
 from glassformer.models.embedding import Learned
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
+from glassformer.trace import Tape, splits_of, with_splits
 from glassformer.weights.fold import fold
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights, views
@@ -44,7 +45,7 @@ def folded(model: ModelLike) -> Any:
         AnalysisUnavailable: The model reads images. Or, folded, a part would be none that a config describes: biases of
             a gate, matrices that are stored as a product, position vectors that enter behind a norm with gains, token
             types behind a norm. Or there is no unembedding that could be centred: logits are those of a factored output
-            layer.
+            layer. Or a site that a dictionary splits (`with_splits`) would hold other values.
     """
     model = require_model(model, "weights.folded")
     if not model.predicts:
@@ -64,7 +65,7 @@ def folded(model: ModelLike) -> Any:
     made.coordinate_names = model.coordinate_names
     made.name = f"{model.name} folded"
     _check(model, made)
-    return made
+    return with_splits(made, _splits(model, made))
 
 
 def _fits(known: Tensor | None, value: Tensor) -> bool:
@@ -179,6 +180,21 @@ def _check(model: Model, made: Model) -> None:
         raise _unavailable(f"the folded model says something else (by {float(error):.1e} of the largest value)")
 
 
+def _splits(model: Model, made: Model) -> dict[str, Any]:
+    """Return the splits of a model; raises `AnalysisUnavailable` unless what they split is the same, up to rounding."""
+    found = splits_of(model)
+    for name in found:
+        tapes = [Tape(one, [name]) for one in (model, made)]
+        for one, tape in zip((model, made), tapes):
+            _said(one, *_tokens(model), tape=tape)
+        ours, theirs = (tape.values[name] for tape in tapes)
+        if not (ours - theirs).abs().max() <= torch.finfo(ours.dtype).eps ** 0.5 * ours.abs().max():
+            raise _unavailable(
+                f'"{name}" holds other values once weights are folded, and its dictionary is of what it held before'
+            )
+    return found
+
+
 def _tokens(model: Model) -> Iterator[Tensor]:
     n = min(model.config.max_len, 12)
     for seed, embed in enumerate(model.embeddings.values()):
@@ -186,9 +202,9 @@ def _tokens(model: Model) -> Iterator[Tensor]:
         yield drawn.to(model.unembed.stored.device)
 
 
-def _said(model: Model, *ids: Tensor) -> Tensor:
+def _said(model: Model, *ids: Tensor, tape: Tape | None = None) -> Tensor:
     with evaluating(model), torch.no_grad():
-        return model(*ids).double().log_softmax(-1)
+        return model(*ids, tape=tape).double().log_softmax(-1)
 
 
 def _unavailable(why: str) -> AnalysisUnavailable:

@@ -34,7 +34,9 @@ class Prefix:
 
     def __init__(self, model: Model, given: Inputs, edits: list[Edit], memory: int | None = None) -> None:
         self.model, self.given, self.edits, self.memory = model, given, edits, memory
-        self.changed = {edit.site for edit in edits}
+        table = model.sites()
+        # an edit of a part changes the whole
+        self.changed = {table[edit.site].whole or edit.site for edit in edits}
         self.stacks: list[tuple[str, Stack]] = list(model.stacks.items())
         self.logits: Tensor
         self.sites: dict[str, Tensor] = {}
