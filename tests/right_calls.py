@@ -12,6 +12,7 @@ import torch
 import glassformer as gf
 from glassformer import checkpoints, data, models, training, weights
 from glassformer.analysis import behaviour, causal, learning, losses, subspaces, vocabulary
+from glassformer.analysis.activations import ActivationStore, activation_size, record_activations
 from glassformer.analysis.cards import cards
 from glassformer.analysis.sweep import kl_divergence, logit_difference, next_token_loss, one_by_one
 from glassformer.data import Pair
@@ -51,6 +52,15 @@ def _history() -> Any:
     config: Any = recipe(keep=(2, 4, 6), data=recipe().data.replace(length=24), optim=training.OptimConfig(warmup=1))
     training.train(config, folder() / "run")
     return learning.read_history(folder() / "run")
+
+
+@cache
+def _store() -> ActivationStore:
+    return record_activations(model(), [[5, 9, 3], [2]], "resid_post", folder() / "activations")
+
+
+def _shuffled(batch_size: Any, seed: Any = 0, buffer: Any = 64) -> Any:
+    return _store().site("blocks.0.resid_post").shuffled(batch_size, seed=seed, buffer=buffer).batch(0)
 
 
 # what does not apply to GPT-2
@@ -135,6 +145,13 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("subject_deviation", causal.subject_deviation, lambda: {"model": model(), "subjects": [[1, 2]]}),
             ("average_traces", causal.average_traces, lambda: {"traces": [_trace()]}),
             ("regenerate", behaviour.regenerate, lambda: {"model": model(), "prefixes": IDS, "new": 2}),
+            ("record_activations", record_activations, lambda: {
+                "model": model(), "texts": [[5, 9, 3], [2]], "sites": "resid_post",
+                "folder": folder() / f"activations-{next(_NUMBERS)}"}),
+            ("activation_size", activation_size, lambda: {
+                "model": model(), "texts": [[5, 9, 3], [2]], "sites": "resid_post"}),
+            ("ActivationStore.open", ActivationStore.open, lambda: {"folder": _store().folder, "model": model()}),
+            ("StoredSite.shuffled", _shuffled, lambda: {"batch_size": 2}),
             ("read_history", learning.read_history, lambda: {"folder": _history().folder}),
             ("read_metrics", training.read_metrics, lambda: {"folder": _history().folder}),
             ("read_pairs", data.read_pairs, lambda: {"path": _pairs()}),

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from glassformer.analysis.prepare import prepare
+from glassformer.arguments import shown
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike
@@ -50,12 +51,17 @@ def in_passes(model: ModuleLike, texts: Any, rows: int) -> list[Any]:
 
     Raises:
         AnalysisUnavailable: There is none.
+        ShapeMismatch: They are no sequence, which can be gone through again.
     """
     if isinstance(texts, Tensor):
         found = list(torch.atleast_2d(texts).split(rows))
     else:
-        given = [texts] if isinstance(texts, str | Batch) else list(texts)
-        found = list(_together(given, rows)) if isinstance(model, Model) and not model.reads_pairs else given
+        given = [texts] if isinstance(texts, str | Batch) else texts
+        if not isinstance(given, Sequence):
+            raise ShapeMismatch(
+                f"record_activations: texts= takes a list of texts, of rows of ids or of batches; found {shown(texts)}."
+            )
+        found = list(_together(given, rows)) if isinstance(model, Model) and not model.reads_pairs else list(given)
     if not found:
         raise AnalysisUnavailable("record_activations: there are no texts to read.")
     return found

@@ -118,7 +118,7 @@ def record_activations(
 
     Raises:
         UnknownSite: A name that no site has.
-        ShapeMismatch: A site has no vector at each position.
+        ShapeMismatch: A site has no vector at each position, or texts are no sequence.
         AnalysisUnavailable: There are no texts, which tokens a module reads is not known, sinks are to be told without
             a site of the stream, or numbers are not finite in the store's type.
         CheckpointError: The folder holds another recording, or is damaged.

@@ -34,7 +34,7 @@ from glassformer.analysis.activations._shards import Shards
 from glassformer.analysis.activations._shuffled import ActivationBatch, ShuffledRows, read_rows
 from glassformer.arguments import Count, checked
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, UnknownSite, nearest
-from glassformer.models import ModuleLike
+from glassformer.models import ModuleLike, require_module
 from glassformer.provenance import Provenance
 from glassformer.provenance.digest import digest
 
@@ -53,6 +53,7 @@ class ActivationStore:
         self._shards = {source: Shards(folder, manifest.shards, source) for source in SIDES}
 
     @classmethod
+    @checked
     def open(cls, folder: str | Path, model: ModuleLike | None = None) -> "ActivationStore":
         """Open a folder; nothing is read but its manifest.
 
@@ -79,6 +80,7 @@ class ActivationStore:
 
     def check(self, model: ModuleLike) -> None:
         """Raise `CheckpointError` unless this is the model the store is of: its config, its weights and their type."""
+        require_module(model, "a store of activations")
         plan = self.manifest.plan
         if plan.model != (found := digest(model)):
             raise CheckpointError(
