@@ -161,6 +161,11 @@ class _Fits:
         return written if fnmatch.filter(self.model.sites("*"), written) else "*.out"
 
     @property
+    def stream(self) -> str:
+        """The stream behind the last layer of the stack that predicts."""
+        return [name for name in self.model.sites("*") if name.endswith("resid_post")][-1]
+
+    @property
     def pairs(self) -> Contrast:
         others = self.subject.others(torch.Generator().manual_seed(9))
         sides: dict[str, Any] = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}
@@ -253,7 +258,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "feature_tokens": lambda fits: {"dictionary": fits.dictionary, "site": fits.stream},
     "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
     "probe": lambda fits: {"texts": [fits.batch], **_labelled(fits)},
-    "sparse_probe": lambda fits: {"texts": [fits.batch], "site": "blocks.0.resid_post", **_labelled(fits)},
+    "sparse_probe": lambda fits: {"texts": [fits.batch], "site": fits.stream, **_labelled(fits)},
     "erasure_effects": lambda fits: {"texts": list(fits.ids), **_labelled(fits)},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
