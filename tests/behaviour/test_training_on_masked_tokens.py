@@ -19,7 +19,7 @@ from glassformer.training.recipes import recipe
 from glassformer.zoo.build import measured
 from glassformer.zoo.masked import masked_figures
 
-WORDS = "the a cat dog bird sat ran sang on in mat park roof small old".split()
+WORDS = ("the", "a", "cat", "dog", "bird", "sat", "ran", "sang", "on", "in", "mat", "park", "roof", "small", "old")
 
 
 @pytest.fixture(scope="module")

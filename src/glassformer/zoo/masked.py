@@ -1,7 +1,7 @@
 """What the card of an encoder says: how well it tells hidden tokens of held-out text, beside counts.
 
-Rows are windows within held-out files; of their tokens, those that training text has in a run of 13 aside, a share is chosen
-and hidden as in training, by a seed of its own. All figures are of the same chosen tokens.
+Rows are windows within held-out files. Of their tokens, those aside that training text has in a run of 13, a share is
+chosen and hidden as in training, by a seed of its own. All figures are of the same chosen tokens.
 """
 
 import dataclasses
@@ -64,11 +64,11 @@ def masked_figures(model: ModelLike, config: TrainConfig, trained: Data) -> Mask
     notes = [
         held_out.said(),
         f"masked_loss: nats per chosen token, {n:,} of them in {sum(len(batch.tokens) for batch in rows):,} windows of "
-        f"{asked.length} tokens, each within one held-out file; {100 * asked.share:g} % of the other tokens are chosen, "
-        f"of these {100 * asked.masked:g} % masked and {100 * asked.replaced:g} % replaced at random",
+        f"{asked.length} tokens, each within one held-out file; {100 * asked.share:g} % of the other tokens are "
+        f"chosen, of these {100 * asked.masked:g} % masked and {100 * asked.replaced:g} % replaced at random",
         "masked_accuracy: share of them whose token is the likeliest; " + said_of_interval(int(right.sum()), n),
-        "unigram, bigram (Witten-Bell, from the left alone) and commonest_token, the share that always saying one token "
-        "gets right: counted on the text trained on, of the same tokens",
+        "unigram, bigram (Witten-Bell, from the left alone) and commonest_token, the share that always saying one "
+        "token gets right: counted on the text trained on, of the same tokens",
     ]
     return MaskedFigures(figures, notes, [*_samples(model, rows[0])], rows[: N_SHOWN // asked.batch_size])
 
