@@ -132,7 +132,7 @@ def test_the_loss_is_of_chosen_positions_and_its_gradient_zero_at_all_others():
             close(one, other)
     elsewhere = torch.where(batch.weight, batch.targets, 0)
     close(model.loss(Batch(batch.tokens, elsewhere, batch.weight)), loss)
-    assert float(model.loss(Batch(batch.tokens, batch.targets, torch.zeros_like(batch.weight)))) == 0
+    assert model.loss(Batch(batch.tokens, batch.targets, torch.zeros_like(batch.weight))).item() == 0
 
 
 @pytest.mark.parametrize(
