@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,15 +16,18 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.models import EncoderConfig, Mlp, block, repeat
 from glassformer.training import TrainConfig, read_metrics, train
 from glassformer.training.recipes import recipe
+from glassformer.zoo.build import measured
+from glassformer.zoo.masked import masked_figures
 
-SENTENCES = ("the cat sat on the mat", "the dog ran in the park", "a bird sang on the roof")
+WORDS = ("the", "a", "cat", "dog", "bird", "sat", "ran", "sang", "on", "in", "mat", "park", "roof", "small", "old")
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
+    random = Random(0)
     for i in range(4):
-        (folder / f"{i}.txt").write_text(" ".join(SENTENCES[(i + j) % 3] for j in range(12)))
+        (folder / f"{i}.txt").write_text(" ".join(random.choice(WORDS) for _ in range(150)))
     return folder
 
 
@@ -105,3 +109,27 @@ def test_the_recipe_of_the_small_encoder_is_on_the_data_of_gpt_4l_and_fits_three
     shown = json.loads(capsys.readouterr().out)
     assert shown["data"]["kind"] == "masked" and shown["data"]["share"] == 0.3
     assert config.on_text("mine").data.origins() == ("mine",)
+
+
+def test_the_card_of_an_encoder_measures_hidden_tokens_of_held_out_text(tiny: TrainConfig, trained: Path):
+    model, data = gf.load(trained), tiny.data.build(gf.load(trained).tokenizer)
+    found = masked_figures(model, tiny, data)
+    untrained = tiny.model.build()
+    untrained.tokenizer = model.tokenizer
+    nothing = masked_figures(untrained, tiny, data)
+    losses, right = [], 0
+    for batch in found.rows:
+        for row, targets, chosen in zip(batch.tokens, batch.targets, batch.weight):
+            logits = model(row[None])[0]
+            for place in chosen.nonzero().flatten().tolist():
+                losses.append(float(-logits[place].log_softmax(-1)[targets[place]].detach()))
+                right += int(logits[place].argmax() == targets[place])
+    assert len(losses) > 20 and found.figures["masked_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert found.figures["masked_accuracy"] == pytest.approx(right / len(losses))
+    assert found.figures["masked_loss"] != nothing.figures["masked_loss"]
+    counted = ("unigram_loss", "bigram_loss", "commonest_token")
+    assert all(found.figures[name] == nothing.figures[name] for name in counted)
+    assert found.figures["unigram_loss"] < 4 and 0 < found.figures["commonest_token"] < 1
+    assert "<mask>" in found.samples[0] and found.notes[0].startswith("overlap:")
+    told = measured(model, tiny)
+    assert told.figures.keys() == found.figures.keys() and "held-out rows" in told.findings[-1]

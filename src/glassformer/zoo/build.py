@@ -22,7 +22,7 @@ from glassformer.analysis.learning.measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import run_steps
-from glassformer.data import Batch, BigramModel, Data, NGramModel, TextConfig, TextData, Tokenizer, ZhEnConfig
+from glassformer.data import Batch, BigramModel, Data, Masked, NGramModel, TextConfig, TextData, Tokenizer, ZhEnConfig
 from glassformer.data.grammar import SentencePair
 from glassformer.data.grammar.translation import ZhEnData
 from glassformer.data.text.sources import PROSE
@@ -34,6 +34,7 @@ from glassformer.zoo.assignments import assignments, continued
 from glassformer.zoo.beside import SHARED, figures_beside, notes_beside
 from glassformer.zoo.card import ModelCard, card, write_card
 from glassformer.zoo.held_out import HeldOut
+from glassformer.zoo.masked import masked_figures
 from glassformer.zoo.sentences import MeasuredFigures, known_words, sentences
 from glassformer.zoo.shares import said_of_interval
 
@@ -106,7 +107,7 @@ class Measured(NamedTuple):
 def measured(model: ModelLike, config: TrainConfig, other: str | None = None) -> Measured:
     """Return what is measured of a model that a recipe trained, and of another shipped one beside it."""
     trained = config.data.build(model.tokenizer)
-    measure = _translation if _translates(config) else _language
+    measure = _translation if _translates(config) else masked_figures if _masks(config) else _language
     figures, notes, samples, rows = measure(model, config, trained)
     beside = {}
     if other is not None:
@@ -141,6 +142,7 @@ BESIDE = {"hybrid-4l": "gpt-4l"}
 ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
+    "encoder-4l": "Four Llama-like layers that read Python both ways and tell which tokens are masked.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
     "hybrid-4l": "Three layers of lightning attention and one of softmax that write Python, in the shape of gpt-4l.",
     "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
@@ -150,6 +152,10 @@ ABOUT = {
 
 def _translates(config: TrainConfig) -> bool:
     return isinstance(config.data, ZhEnConfig)
+
+
+def _masks(config: TrainConfig) -> bool:
+    return isinstance(config.data, Masked)
 
 
 # figures, notes, samples, and held-out rows

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from glassformer.data import Induction, Repeat, Senses, bytes_tokenizer, word_tokenizer
+from glassformer.data import Induction, Repeat, Senses, bytes_tokenizer
 from glassformer.data.labels import copied_positions, copy_labels, pronoun_labels, sense_labels
 from glassformer.data.pairs import _frames
 from glassformer.data.tasks.senses import HOMOGRAPHS, TEXTURES
-from glassformer.errors import DataError
+from glassformer.errors import DataError, WrongArgument
 
 
 def test_a_copied_position_is_the_last_one_before_with_the_same_token():
@@ -69,5 +69,5 @@ def test_it_means_the_thing_that_was_given_before():
     assert len(means) > 5
     again = pronoun_labels(40, bytes_tokenizer(), seed=3)
     assert [one.text for one in again] == [one.text for one in found]
-    with pytest.raises(DataError, match='no split "test"'):
-        pronoun_labels(1, word_tokenizer(["a"]), split="test")  # type: ignore[arg-type]
+    with pytest.raises(WrongArgument, match="pronoun_labels: n= takes a whole number, 1 to"):
+        pronoun_labels(0, bytes_tokenizer())

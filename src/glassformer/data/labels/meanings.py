@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from random import Random
 
+from glassformer.arguments import Count, checked
 from glassformer.data.batch import Split, check_split, hash64
 from glassformer.data.labels.labelled import Class, LabelledText, by_token
 from glassformer.data.pairs.templates import draw
@@ -49,7 +50,8 @@ def _senses(text: str) -> dict[str, list[Class]]:
     return found
 
 
-def pronoun_labels(n: int, tokenizer: Tokenizer, *, seed: int = 0, split: Split | None = None) -> LabelledText:
+@checked
+def pronoun_labels(n: Count, tokenizer: Tokenizer, *, seed: int = 0, split: Split | None = None) -> LabelledText:
     """Texts in which a thing is given and handed on as "it", with what it means: the property `it means`.
 
     They are those that the template `indirect_objects` writes into `TemplateText`, two sentences and more. The thing
