@@ -3,7 +3,8 @@
     W_out -> W_out + size x' u          x the neurons at the last position of the prompt, u the answer's direction
 
 It is the shift of the backward lens without the way back: in the last layer, with no norm behind, the answer's logit
-rises by size times both squared lengths, exactly. Beside it stands one step of gradient descent on the same matrix, of the same size.
+rises by size times both squared lengths, exactly. Beside it stands one step of gradient descent on the same matrix, of
+the same size.
 
     efficacy        the answer is the likeliest token after the prompt
     paraphrase      share of other ways to ask after which it is
