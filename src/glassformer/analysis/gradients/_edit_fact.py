@@ -62,6 +62,7 @@ class FactEdit(Result):
     """
 
     HEADLINE = ("scores", "log_probability")
+    SIGNED = ("log_probability", "logit")
 
     scores: Labelled
     log_probability: Labelled
