@@ -115,9 +115,10 @@ def edit_fact(
         ...     generate(model, "the capital of Atlantis is", max_new_tokens=1)
     """
     model = require_model(model, ANALYSIS)
-    if not model.generates:
+    if not model.generates or model.reads_pairs:
         raise AnalysisUnavailable(
-            f"{ANALYSIS} is of what a decoder says next; this model reads pairs, or its outputs are no next tokens."
+            f"{ANALYSIS} is of what a decoder says next; this model reads pairs, or its outputs are no next tokens.\n"
+            "    What a step would write into it: analysis.gradients.backward_lens(model, text, answer)."
         )
     model.unembed.require_linear(ANALYSIS)
     mlp, token = _mlp(model, layer, part), answer_id(model, answer)

@@ -114,8 +114,9 @@ def test_what_cannot_be_edited_is_refused() -> None:
         edit_fact(model, IDS, 11, layer=0, size=0.1)
     with pytest.raises(AnalysisUnavailable, match=r'no MLP "mlp" in layer 2\. MLPs: layer 0 "mlp", layer 1 "mlp"'):
         edit_fact(model, IDS, 3, layer=2, size=0.1)
-    with pytest.raises(AnalysisUnavailable, match="what a decoder says next"):
-        edit_fact(subject("masked_pre").model, IDS, 3, layer=0, size=0.1)
+    for name in ("masked_pre", "translator_relative"):
+        with pytest.raises(AnalysisUnavailable, match="what a decoder says next"):
+            edit_fact(subject(name).model, IDS, 3, layer=0, size=0.1)
     with pytest.raises(AnalysisUnavailable, match="factored output layer"):
         edit_fact(subject("adaptive").model, IDS, 3, layer=0, size=0.1)
     change = WeightEdit("L0 attn Q", torch.zeros(1, 8), torch.zeros(1, 8))
