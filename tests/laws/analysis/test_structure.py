@@ -22,8 +22,8 @@ from glassformer.trace import Site, Tape
 SOURCE = Path(gf.__file__).parent
 NAMES = [*ARCHITECTURES, *ENCODERS]
 ROOMS = (
-    "attribution", "behaviour", "causal", "circuits", "from_weights", "frozen", "gradients", "heads", "learning", "lens", "paths",
-    "reports", "subspaces", "sweep", "token_flow", "vocabulary",
+    "attribution", "behaviour", "causal", "circuits", "from_weights", "frozen", "gradients", "heads", "learning",
+    "lens", "paths", "reports", "subspaces", "sweep", "token_flow", "vocabulary",
 )  # fmt: skip
 
 

@@ -45,7 +45,8 @@ class BackwardLens(Result):
     Args:
         answer_rank: Rank of the answer at the end that a step writes: among what -d says for maps that write, among
             what x says for maps that read; `map pos`, 1 is the likeliest. Of several answers, the last one's.
-        norm: Size of each position's outer product, length of x_i times length of d_i, in nats per unit of weight, `map pos`.
+        norm: Size of each position's outer product, length of x_i times that of d_i, in nats per unit of weight,
+            `map pos`.
         vjp_norm: Length of d_i, in nats per unit of what the map gives, `map pos`.
         toward: Of maps that write, the cosine of -d_i and the answer's direction, `map pos`; NaN for others, and where
             tokens have no directions or it is small.

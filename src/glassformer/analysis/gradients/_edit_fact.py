@@ -3,7 +3,8 @@
     W_out -> W_out + size x' u          x the neurons at the last position of the prompt, u the answer's direction
 
 It is the shift of the backward lens without the way back: in the last layer, with no norm behind, the answer's logit
-rises by size times both squared lengths, exactly. Beside it stands one step of gradient descent on the same matrix, of the same size.
+rises by size times both squared lengths, exactly. Beside it stands one step of gradient descent on the same matrix, of
+the same size.
 
     efficacy        the answer is the likeliest token after the prompt
     paraphrase      share of other ways to ask after which it is
@@ -61,6 +62,7 @@ class FactEdit(Result):
     """
 
     HEADLINE = ("scores", "log_probability")
+    SIGNED = ("log_probability", "logit")
 
     scores: Labelled
     log_probability: Labelled
@@ -113,9 +115,10 @@ def edit_fact(
         ...     generate(model, "the capital of Atlantis is", max_new_tokens=1)
     """
     model = require_model(model, ANALYSIS)
-    if not model.generates:
+    if not model.generates or model.reads_pairs:
         raise AnalysisUnavailable(
-            f"{ANALYSIS} is of what a decoder says next; this model reads pairs, or its outputs are no next tokens."
+            f"{ANALYSIS} is of what a decoder says next; this model reads pairs, or its outputs are no next tokens.\n"
+            "    What a step would write into it: analysis.gradients.backward_lens(model, text, answer)."
         )
     model.unembed.require_linear(ANALYSIS)
     mlp, token = _mlp(model, layer, part), answer_id(model, answer)

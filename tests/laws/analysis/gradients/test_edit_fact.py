@@ -10,7 +10,7 @@ from torch import Tensor
 from glassformer.analysis import run
 from glassformer.analysis.gradients import WeightEdit, edit_fact, linear_gradients
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
-from glassformer.models import Decoder, DecoderConfig, LayerNorm, Mlp, NoNorm, block
+from glassformer.models import DecoderConfig, LayerNorm, Mlp, NoNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
@@ -18,7 +18,7 @@ from glassformer.testing.models import subject
 IDS = torch.tensor([[5, 9, 3, 7, 2]])
 
 
-def decoder(norm: Any, *, gated: bool = False) -> Decoder:
+def decoder(norm: Any, *, gated: bool = False) -> Any:
     config = DecoderConfig(
         layers=(block(n_heads=2, mlp=Mlp(12, gated=gated), norm=norm),) * 2, d_model=8, vocab_size=11, max_len=8,
         final_norm=norm, tied=False,
@@ -30,13 +30,13 @@ def bits(model: torch.nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def remembering() -> Decoder:
+def remembering() -> Any:
     """Build a model that is a memory: MLP neuron i is active after token i alone, and writes the token i + 1."""
     config = DecoderConfig(
         layers=(block(n_heads=1, mlp=Mlp(8, activation="relu", bias=False), norm=NoNorm()),), d_model=16, vocab_size=8,
         max_len=8, final_norm=NoNorm(), tied=False,
     )  # fmt: skip
-    model = config.build().double().eval()
+    model: Any = config.build().double().eval()
     eye = torch.eye(8, dtype=torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -114,8 +114,9 @@ def test_what_cannot_be_edited_is_refused() -> None:
         edit_fact(model, IDS, 11, layer=0, size=0.1)
     with pytest.raises(AnalysisUnavailable, match=r'no MLP "mlp" in layer 2\. MLPs: layer 0 "mlp", layer 1 "mlp"'):
         edit_fact(model, IDS, 3, layer=2, size=0.1)
-    with pytest.raises(AnalysisUnavailable, match="what a decoder says next"):
-        edit_fact(subject("masked_pre").model, IDS, 3, layer=0, size=0.1)
+    for name in ("masked_pre", "translator_relative"):
+        with pytest.raises(AnalysisUnavailable, match="what a decoder says next"):
+            edit_fact(subject(name).model, IDS, 3, layer=0, size=0.1)
     with pytest.raises(AnalysisUnavailable, match="factored output layer"):
         edit_fact(subject("adaptive").model, IDS, 3, layer=0, size=0.1)
     change = WeightEdit("L0 attn Q", torch.zeros(1, 8), torch.zeros(1, 8))

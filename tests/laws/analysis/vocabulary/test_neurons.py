@@ -1,6 +1,7 @@
 """Neurons in the vocabulary: what streams through blocks is what the whole table says, and planted kinds are seen."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from glassformer.analysis import run
 from glassformer.analysis.vocabulary import activating_texts, ends, neuron_tokens
 from glassformer.analysis.vocabulary.ends import both_ends
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import Decoder, DecoderConfig, LayerNorm, Mlp, block
+from glassformer.models import DecoderConfig, LayerNorm, Mlp, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
@@ -19,7 +20,7 @@ from glassformer.testing.models import subject
 IDS = torch.tensor([[5, 9, 3, 7, 2]])
 
 
-def decoder(*, gated: bool = False, vocab: int = 40) -> Decoder:
+def decoder(*, gated: bool = False, vocab: int = 40) -> Any:
     config = DecoderConfig(
         layers=(block(n_heads=2, mlp=Mlp(24, gated=gated), norm=LayerNorm()),) * 2, d_model=16, vocab_size=vocab,
         max_len=8, final_norm=LayerNorm(), tied=False,
@@ -27,7 +28,7 @@ def decoder(*, gated: bool = False, vocab: int = 40) -> Decoder:
     return randomise(config.build().double().eval(), 0, std=0.4)
 
 
-def table(model: Decoder) -> Tensor:
+def table(model: Any) -> Tensor:
     """Return what each neuron of the first layer adds to each logit, as one product, means taken out."""
     w = weights.of(model, fold=True)
     found = w.mlps[0].W_out @ w.U
@@ -69,6 +70,7 @@ def test_what_neurons_add_is_what_the_mlp_writes() -> None:
     model = decoder()
     done, w = run(model, IDS, read=["blocks.1.mlp.hidden", "blocks.1.mlp.out"]), weights.of(model)
     mlp = w.mlps[1]
+    assert mlp.b_out is not None
     written = done["blocks.1.mlp.hidden"].values @ mlp.W_out + mlp.b_out
     close(written @ w.read_out(), done["blocks.1.mlp.out"].values @ w.read_out())
     close(written, done["blocks.1.mlp.out"].values)
