@@ -22,7 +22,7 @@ from glassformer import checkpoints
 from glassformer.cli import VERBS, main
 from glassformer.cli.parsing import call_of
 from glassformer.data import Planted, Shapes, TextConfig
-from glassformer.models import LearnedGrid, Mlp, Patches, block, image_encoder
+from glassformer.models import LearnedGrid, Mlp, Patches, block, image_encoder, image_generator
 from glassformer.studies import scaled_scores
 from glassformer.training import train
 from tiny_runs import MODEL, recipe
@@ -89,6 +89,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     layers, patches = (block(n_heads=2, mlp=Mlp(8)),), Patches((16, 16), 8, class_token=True)
     images = image_encoder(patches, 8, layers, n_classes=5, positions=LearnedGrid())
     train(recipe(model=images, data=Shapes(batch_size=4), steps=2), Path("runs/shapes"))
+    checkpoints.save(
+        image_generator(patches, 8, layers, n_classes=10, positions=LearnedGrid()).build(), "runs/digits-generator"
+    )
     save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     shutil.copy(scaled_scores.__file__, "my_study.py")
