@@ -15,7 +15,7 @@ from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismat
 from glassformer.models import GREEDY, generate
 from glassformer.testing import close
 from glassformer.testing.models import subject
-from glassformer.trace import Add, At, Foreign, Scale, Set, Tape, with_splits, without_splits
+from glassformer.trace import Add, At, Foreign, Scale, Set, Tape, unsplit, with_splits, without_splits
 from one_pass import in_one_pass
 
 
@@ -184,7 +184,7 @@ def test_a_model_is_the_same_without_its_dictionaries(tmp_path: Path) -> None:
     case, model, _ = split("llama", "blocks.0.resid_post")
     assert set(model.state_dict()) == set(case.model.state_dict())
     assert list(without_splits(model).sites()) == list(case.model.sites())
-    assert without_splits(case.model) is case.model
+    assert without_splits(case.model) is case.model and unsplit(model) is case.model
     gf.save(model, tmp_path / "model")
     loaded = gf.load(tmp_path / "model")
     assert torch.equal(loaded(*case.inputs), case.model(*case.inputs))
