@@ -10,6 +10,7 @@ import glassformer as gf
 from glassformer import weights
 from glassformer.analysis.causal import SiteGrid, patch
 from glassformer.analysis.dictionaries import JumpRelu, Relu, SparseAutoencoder, TopK, attach
+from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import CachedPass, Donor, Metric, one_by_one, sweep
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, UnknownSite
 from glassformer.models import GREEDY, generate
@@ -188,6 +189,7 @@ def test_a_model_is_the_same_without_its_dictionaries(tmp_path: Path) -> None:
     gf.save(model, tmp_path / "model")
     loaded = gf.load(tmp_path / "model")
     assert torch.equal(loaded(*case.inputs), case.model(*case.inputs))
+    assert TunedLens.identity(model).weights == TunedLens.identity(case.model).weights
     # another dictionary at another place joins the first
     both = attach(model, dictionary(Relu(16, 12), 5), site="blocks.1.resid_post")
     assert {"blocks.0.resid_post.features", "blocks.1.resid_post.features"} <= set(both.sites())
