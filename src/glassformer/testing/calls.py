@@ -161,11 +161,6 @@ class _Fits:
         return written if fnmatch.filter(self.model.sites("*"), written) else "*.out"
 
     @property
-    def stream(self) -> str:
-        """The stream behind the last layer of the stack that predicts."""
-        return [name for name in self.model.sites("*") if name.endswith("resid_post")][-1]
-
-    @property
     def pairs(self) -> Contrast:
         others = self.subject.others(torch.Generator().manual_seed(9))
         sides: dict[str, Any] = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}

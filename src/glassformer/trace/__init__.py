@@ -6,7 +6,7 @@ from glassformer.trace.heads import HeadAddress, Located, head_label, head_label
 from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
 from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
-from glassformer.trace.splits import PartAxes, Split, splits_of, with_splits, without_splits
+from glassformer.trace.splits import PartAxes, Split, splits_of, unsplit, with_splits, without_splits
 from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "site",
     "sites_of_heads",
     "splits_of",
+    "unsplit",
     "wants",
     "with_splits",
     "without_splits",

@@ -15,7 +15,7 @@ splits, so it holds of any module and of whatever sends tapes through one.
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ M = TypeVar("M", bound=nn.Module)
 SPLITS = "splits"
 
 
+@runtime_checkable
 class Split(Protocol):
     """What tells a site's value as several: a module, of a dictionary of features for one."""
 
@@ -61,11 +62,14 @@ class Splits(nn.Module):
 
     Args:
         by_site: Modules that meet `Split`.
+        model: What was split, as it was given.
     """
 
-    def __init__(self, by_site: Mapping[str, Any]) -> None:
+    def __init__(self, by_site: Mapping[str, Any], model: nn.Module) -> None:
         super().__init__()
         self.names = tuple(by_site)
+        # in a tuple: as a child it would hold the parts of the model a second time
+        self.split = (model,)
         self.of = nn.ModuleList(by_site.values())
 
     def by_site(self) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def with_splits(model: M, by_site: Mapping[str, nn.Module]) -> M:
                 f'"{name}" is {what}.\n    Split the model without splits: glassformer.trace.without_splits(model).'
             )
         sites_of_parts(split, table[name])
-    return _with_parts(model, {**_parts(model), SPLITS: Splits({**splits_of(model), **by_site})})
+    return _with_parts(model, {**_parts(model), SPLITS: Splits({**splits_of(model), **by_site}, unsplit(model))})
 
 
 def without_splits(model: M) -> M:
@@ -109,6 +113,12 @@ def without_splits(model: M) -> M:
     if SPLITS not in _parts(model):
         return model
     return _with_parts(model, {name: part for name, part in _parts(model).items() if name != SPLITS})
+
+
+def unsplit(model: nn.Module) -> nn.Module:
+    """The very model that splits were added to, whose digest and name are known; a model without is its own."""
+    held = _parts(model).get(SPLITS)
+    return held.split[0] if isinstance(held, Splits) else model
 
 
 def splits_of(model: nn.Module) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismat
 from glassformer.models import ModuleLike, require_module
 from glassformer.provenance import Provenance
 from glassformer.provenance.digest import digest
+from glassformer.trace import unsplit
 
 
 class ActivationStore:
@@ -82,7 +83,7 @@ class ActivationStore:
         """Raise `CheckpointError` unless this is the model the store is of: its config, its weights and their type."""
         require_module(model, "a store of activations")
         plan = self.manifest.plan
-        if plan.model != (found := digest(model)):
+        if plan.model != (found := digest(unsplit(model))):
             raise CheckpointError(
                 f'"{self.folder}" holds activations of {plan.name!r} ({plan.model[:20]}…), and the model is '
                 f"{str(getattr(model, 'name', '') or type(model).__name__)!r} ({found[:20]}…).\n"

@@ -8,16 +8,21 @@ What is there is what the dictionary makes of it plus what it misses: while neit
 an edit of a feature moves the site along its decoder row. Edits of the site itself come first.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from glassformer.analysis.dictionaries._autoencoder import SparseAutoencoder
 from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.models import ModuleLike, require_module
+from glassformer.provenance import Provenance
 from glassformer.provenance.digest import digest
-from glassformer.trace import with_splits, without_splits
+from glassformer.trace import unsplit, with_splits
+from glassformer.version import __version__
+from glassformer.words import sentence
 
 
 @checked
@@ -70,4 +75,14 @@ def check_model(dictionary: SparseAutoencoder, model: nn.Module) -> None:
 
 def model_digest(model: nn.Module) -> str:
     """Return the digest of a model without its dictionaries."""
-    return digest(without_splits(model))
+    return digest(unsplit(model))
+
+
+def provenance_of(facts: Mapping[str, Any], analysis: str, seed: int | None = None) -> Provenance:
+    """Return what is made of a dictionary's rows is of: the model that these are said to be of."""
+    known = str(facts.get("digest", ""))
+    why = "" if known else sentence("nobody said which model the rows are of")
+    return Provenance(
+        analysis=analysis, model=str(facts.get("model") or "?"), digest=known, why=why, trained_length=None, dtype="",
+        device="", input=(), seed=seed, version=__version__, torch=str(torch.__version__),
+    )  # fmt: skip

@@ -26,7 +26,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from glassformer.analysis.dictionaries._autoencoder import AutoencoderConfig, Losses, SparseAutoencoder
-from glassformer.analysis.dictionaries._relu import l0_of
 from glassformer.arguments import FiniteAmount, Positive
 
 
@@ -61,17 +60,14 @@ class JumpReluAutoencoder(SparseAutoencoder, config=JumpRelu):
         self.log_threshold.fill_(math.log(self.config.threshold))
 
     def activations(self, pre: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
-        return _Jump.apply(pre, self.threshold, self.config.bandwidth)  # type: ignore[no-any-return]
+        return _Jump.apply(pre, self.threshold, self.config.bandwidth)[0]  # type: ignore[no-any-return]
 
     def losses(self, rows: Float[Tensor, "row d_in"], dead: Bool[Tensor, " feature"], warm: float = 1.0) -> Losses:
-        pre, threshold = self.pre_activations(rows), self.threshold
-        features: Tensor = _Jump.apply(pre, threshold, self.config.bandwidth)
+        features, counts = _Jump.apply(self.pre_activations(rows), self.threshold, self.config.bandwidth)
         left = self.scaled_error(rows, features @ self.W_dec + self.b_dec)
-        there: Tensor = _Step.apply(pre, threshold, self.config.bandwidth)
-        fired = there.detach() > 0
-        return Losses(
-            left.square().sum(-1).mean(), self.config.l0 * warm * there.sum(-1).mean(), fired.any(0), l0_of(fired)
-        )
+        penalty = self.config.l0 * warm * counts.mean()
+        active = features.detach().amax(0) > 0
+        return Losses(left.square().sum(-1).mean(), penalty, active, counts.detach().double().mean())
 
     @torch.no_grad()
     def rescale(self, factors: Float[Tensor, " feature"]) -> None:
@@ -79,41 +75,21 @@ class JumpReluAutoencoder(SparseAutoencoder, config=JumpRelu):
         self.log_threshold += factors.log()
 
 
-def _rectangle(pre: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
-    return (((pre - threshold) / bandwidth).abs() < 0.5).to(pre.dtype)
-
-
-def _to_thresholds(each: Tensor, threshold: Tensor) -> Tensor:
-    """Return the gradient of thresholds, summed over all rows."""
-    return each.sum_to_size(threshold.shape)
-
-
 class _Jump(torch.autograd.Function):
-    """z 1[z > t], with the estimator of its slope in t."""
+    """z 1[z > t] and how many of a row are above, with the estimators of their slopes in t."""
 
     @staticmethod
-    def forward(ctx: Any, pre: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
+    def forward(ctx: Any, pre: Tensor, threshold: Tensor, bandwidth: float) -> tuple[Tensor, Tensor]:
+        # as numbers: products with truth values are many times slower
+        above = (pre > threshold).to(pre.dtype)
         ctx.save_for_backward(pre, threshold)
         ctx.bandwidth = bandwidth
-        return pre * (pre > threshold)
+        return pre * above, above.sum(-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (pre, threshold), w = ctx.saved_tensors, ctx.bandwidth
-        slope = -(threshold / w) * _rectangle(pre, threshold, w)
-        return grads[0] * (pre > threshold), _to_thresholds(grads[0] * slope, threshold), None
-
-
-class _Step(torch.autograd.Function):
-    """1[z > t], with the estimator of its slope in t; z gets none."""
-
-    @staticmethod
-    def forward(ctx: Any, pre: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
-        ctx.save_for_backward(pre, threshold)
-        ctx.bandwidth = bandwidth
-        return (pre > threshold).to(pre.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
-        (pre, threshold), w = ctx.saved_tensors, ctx.bandwidth
-        return None, _to_thresholds(grads[0] * (-1 / w) * _rectangle(pre, threshold, w), threshold), None
+        near = ((pre - threshold).abs() < w / 2).to(pre.dtype)
+        # both slopes have the kernel in common
+        each = torch.addcmul(grads[1][..., None], grads[0], threshold) * near
+        return grads[0] * (pre > threshold).to(pre.dtype), each.sum_to_size(threshold.shape) / -w, None

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.analysis.dictionaries._attached import provenance_of
 from glassformer.analysis.dictionaries._autoencoder import SparseAutoencoder
 from glassformer.analysis.dictionaries._rows import row_source
 from glassformer.arguments import Count, checked
@@ -36,8 +37,8 @@ class DictionaryQuality(Result):
         l0: Features that fire in a row, mean.
         dead: Share of features that fire in no row.
         explained_variance: 1 less the squared error over the variance: 1 is perfect, 0 no better than the mean.
-        cosine: Of rows and reconstructions, mean.
-        norm_ratio: Norm of a reconstruction over that of its row, mean.
+        cosine: Of rows and reconstructions, mean over rows that are not zero.
+        norm_ratio: Norm of a reconstruction over that of its row, mean over such rows.
         bias: Mean square of reconstructions over their mean product with rows; below 1 they are too short.
         rows: How many were measured.
     """
@@ -81,14 +82,14 @@ def dictionary_quality(dictionary: SparseAutoencoder, rows: Any, *, batch_size: 
     with torch.no_grad():
         for batch in source.batches(batch_size):
             sums.add(batch.values)
-    return sums.result()
+    return sums.result().bound(provenance_of(dictionary.facts, "dictionary_quality"))
 
 
 class _Sums:
     """Sums over rows, and their variance by merging each batch's moments."""
 
     def __init__(self, dictionary: SparseAutoencoder) -> None:
-        self.dictionary, self.rows = dictionary, 0
+        self.dictionary, self.rows, self.long = dictionary, 0, 0
         wide = dictionary.W_dec.detach().new_zeros((), dtype=torch.float64)
         self.mean, self.variance = wide.new_zeros(dictionary.config.d_in), wide.clone()
         self.fired = wide.new_zeros(dictionary.config.n_features)
@@ -101,10 +102,12 @@ class _Sums:
         self._merge(rows)
         self.fired += (features > 0).double().sum(0)
         product, norms = (rows * made).sum(-1), (rows.norm(dim=-1), made.norm(dim=-1))
-        least = torch.finfo(torch.float64).tiny
         self.sums["error"] += (rows - made).square().sum()
-        self.sums["cosine"] += (product / (norms[0] * norms[1]).clamp_min(least)).sum()
-        self.sums["ratio"] += (norms[1] / norms[0].clamp_min(least)).sum()
+        # rows of zeros have no direction, and none to be compared with
+        there = norms[0] > 0
+        self.long += int(there.sum())
+        self.sums["cosine"] += (product / (norms[0] * norms[1])).nan_to_num(0.0)[there].sum()
+        self.sums["ratio"] += (norms[1] / norms[0])[there].sum()
         self.sums["square"] += made.square().sum()
         self.sums["product"] += product.sum()
 
@@ -125,8 +128,8 @@ class _Sums:
             l0=float(density.sum()),
             dead=float((density == 0).double().mean()),
             explained_variance=float(1 - self.sums["error"] / self.variance),
-            cosine=mean["cosine"],
-            norm_ratio=mean["ratio"],
+            cosine=float(self.sums["cosine"]) / max(self.long, 1),
+            norm_ratio=float(self.sums["ratio"]) / max(self.long, 1),
             bias=mean["square"] / mean["product"] if mean["product"] else float("nan"),
             rows=self.rows,
         )

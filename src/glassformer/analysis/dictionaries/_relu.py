@@ -10,7 +10,6 @@ this differs by norm-weighted L1 in place of rows of norm one.
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -39,10 +38,6 @@ class ReluAutoencoder(SparseAutoencoder, config=Relu):
         features = self.encode(rows)
         left = self.scaled_error(rows, features @ self.W_dec + self.b_dec)
         weighted = features.sum(0) @ self.W_dec.norm(dim=-1) / len(rows)
-        fired = features.detach() > 0
-        return Losses(left.square().sum(-1).mean(), self.config.l1 * warm * weighted, fired.any(0), l0_of(fired))
-
-
-def l0_of(fired: Bool[Tensor, "row feature"]) -> Float[Tensor, ""]:
-    """Return how many features fired, mean over rows."""
-    return fired.sum(-1).to(torch.float64).mean()
+        found = features.detach()
+        l0 = (found > 0).to(found.dtype).sum(-1).double().mean()
+        return Losses(left.square().sum(-1).mean(), self.config.l1 * warm * weighted, found.amax(0) > 0, l0)

@@ -8,7 +8,7 @@ of seed and step. A site of a store is one: `ActivationStore.open(folder).site("
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from glassformer.data.batch import generator
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 
 
+@runtime_checkable
 class RowSource(Protocol):
     """Rows of one site."""
 

@@ -3,7 +3,8 @@
     W_dec[j] / s . U'        U' the unembedding with the final norm's gain and centring; logits per unit of activation
 
 The norm's scale is left out, which is one number at each position, so that orders hold and sizes compare within a
-feature. Later layers read the row too, and what they make of it is not in here: `feature_effects` measures that.
+feature. Of folded weights logits are less their mean over the vocabulary, which softmax does not see. Later layers read
+the row too, and what they make of it is not in here: `feature_effects` measures that.
 
 Some token is always the largest. So a row is compared with directions at random of its length: what is no larger than
 the largest entries of those is what any direction has.
@@ -29,7 +30,7 @@ from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.weights import WeightsLike
 
 # directions at random that each row is compared with
 _RANDOM = 64
@@ -72,10 +73,10 @@ class FeatureTokens(Result):
         return [(self.names[id], value) for id, value in pairs if abs(value) > float(self.chance.values[row])]
 
 
-@question("Which tokens does each feature promote and suppress?", of="texts")
+@question("Which tokens does each feature promote and suppress?", of="weights")
 @torch.no_grad()
 def feature_tokens(
-    model: ModelLike,
+    model: WeightsLike,
     dictionary: SparseAutoencoder,
     features: Sequence[int] | None = None,
     *,
@@ -96,15 +97,15 @@ def feature_tokens(
         AnalysisUnavailable: The site is not of the stream that ends in the logits, or no matrix makes these.
         ShapeMismatch: There is no such feature.
     """
-    model = require_model(model, "feature_tokens")
-    check_model(dictionary, model)
-    place = model.sites()[model.sites().match(site_of(dictionary, site))[0]]
-    if place.axes != ("batch", "pos", "d_model") or place.stack != model.output_stack.name:
+    w = weights.matrices(model)
+    check_model(dictionary, w.model)
+    table = w.model.sites()
+    place = table[table.match(site_of(dictionary, site))[0]]
+    if place.axes != ("batch", "pos", "d_model") or place.stack != w.stack:
         raise AnalysisUnavailable(
             f'feature_tokens reads what is added to the stream that ends in the logits, and "{place.name}" is '
             f"{place.shape()}.\n    Train a dictionary of resid_post, attn.out or mlp.out."
         )
-    w = weights.of(model)
     chosen = chosen_features(dictionary, features, "feature_tokens")
     rows = (dictionary.W_dec[chosen.to(dictionary.W_dec.device)] / dictionary.scale).to(w.U)
     read_out = w.read_out()

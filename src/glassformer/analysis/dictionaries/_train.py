@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.dictionaries._attached import model_digest
+from glassformer.analysis.dictionaries._attached import model_digest, provenance_of
 from glassformer.analysis.dictionaries._autoencoder import AutoencoderConfig, Losses, SparseAutoencoder
 from glassformer.analysis.dictionaries._rows import RowSource, row_source
 from glassformer.analysis.saved import SavedWork
@@ -25,8 +25,6 @@ from glassformer.errors import ShapeMismatch
 from glassformer.files import json_text
 from glassformer.fitting import Descent, Interrupts
 from glassformer.models import ModuleLike
-from glassformer.provenance.binding import Provenance
-from glassformer.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +149,9 @@ class _Training:
         identity = json_text({"config": config.to_dict(), **self.dictionary.facts}).encode() + _bytes(mean)
         other = "the training of another dictionary: other rows, another config or other settings"
         path = None if save_to is None else Path(save_to)
-        self.work = SavedWork(path, "dictionary", identity, other, _provenance(facts, settings.seed))
+        self.work = SavedWork(
+            path, "dictionary", identity, other, provenance_of(facts, "train_dictionary", settings.seed)
+        )
         if self.work.tensors:
             self._restore(self.work.tensors)
 
@@ -217,13 +217,3 @@ def _facts(rows: Any, model: Any, site: str | None) -> dict[str, Any]:
         found = {"model": str(getattr(model, "name", "") or type(model).__name__), "digest": model_digest(model)}
     site = getattr(rows, "name", None) if site is None else site
     return found if site is None else {**found, "site": site}
-
-
-def _provenance(facts: dict[str, Any], seed: int) -> Provenance:
-    """Return what a training is of, as results say it."""
-    digest = str(facts.get("digest", ""))
-    return Provenance(
-        analysis="train_dictionary", model=str(facts.get("model", "")), digest=digest,
-        why="" if digest else "nobody said which model the rows are of", trained_length=None, dtype="", device="",
-        input=(), seed=seed, version=__version__, torch=str(torch.__version__),
-    )  # fmt: skip

@@ -23,6 +23,7 @@ from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
 from glassformer.files import json_text, tensors_in, write
 from glassformer.models import ModelLike, require_model
+from glassformer.trace import without_splits
 
 FORMAT = 1
 
@@ -190,8 +191,8 @@ def config_digest(model: ModelLike) -> str:
 
 
 def weights_digest(model: ModelLike) -> str:
-    """Return a digest of all parameters, their names, types and values."""
-    digest = hashlib.sha256()
+    """Return a digest of all parameters, their names, types and values; dictionaries at its sites are none of them."""
+    digest, model = hashlib.sha256(), without_splits(model)
     for name in sorted(name for name, _ in model.named_parameters()):
         # by way of its module: what a streamed model has registered has a shape alone
         path, _, last = name.rpartition(".")

@@ -142,7 +142,7 @@ def test_effects_are_those_of_runs_without_the_feature() -> None:
 
 def test_a_row_that_is_a_tokens_direction_promotes_it_and_directions_at_random_promote_nothing() -> None:
     model = gf.load("gpt-4l")
-    site, w = "blocks.3.resid_post", weights.of(model)
+    site, w = "blocks.3.resid_post", weights.of(model, fold=True)
     made = Relu(model.config.d_model, 40).build(5)
     read_out = w.read_out()
     with torch.no_grad():

@@ -10,12 +10,13 @@ import glassformer as gf
 from glassformer import weights
 from glassformer.analysis.causal import SiteGrid, patch
 from glassformer.analysis.dictionaries import JumpRelu, Relu, SparseAutoencoder, TopK, attach
+from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import CachedPass, Donor, Metric, one_by_one, sweep
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, UnknownSite
 from glassformer.models import GREEDY, generate
 from glassformer.testing import close
 from glassformer.testing.models import subject
-from glassformer.trace import Add, At, Foreign, Scale, Set, Tape, with_splits, without_splits
+from glassformer.trace import Add, At, Foreign, Scale, Set, Tape, unsplit, with_splits, without_splits
 from one_pass import in_one_pass
 
 
@@ -184,10 +185,11 @@ def test_a_model_is_the_same_without_its_dictionaries(tmp_path: Path) -> None:
     case, model, _ = split("llama", "blocks.0.resid_post")
     assert set(model.state_dict()) == set(case.model.state_dict())
     assert list(without_splits(model).sites()) == list(case.model.sites())
-    assert without_splits(case.model) is case.model
+    assert without_splits(case.model) is case.model and unsplit(model) is case.model
     gf.save(model, tmp_path / "model")
     loaded = gf.load(tmp_path / "model")
     assert torch.equal(loaded(*case.inputs), case.model(*case.inputs))
+    assert TunedLens.identity(model).weights == TunedLens.identity(case.model).weights
     # another dictionary at another place joins the first
     both = attach(model, dictionary(Relu(16, 12), 5), site="blocks.1.resid_post")
     assert {"blocks.0.resid_post.features", "blocks.1.resid_post.features"} <= set(both.sites())
