@@ -82,8 +82,9 @@ class ActivationStore:
     def check(self, model: ModuleLike) -> None:
         """Raise `CheckpointError` unless this is the model the store is of: its config, its weights and their type."""
         require_module(model, "a store of activations")
-        plan = self.manifest.plan
-        if plan.model != (found := digest(unsplit(model))):
+        plan, found = self.manifest.plan, digest(model)
+        # sites that a dictionary adds are none of these
+        if plan.model not in (found, digest(unsplit(model))):
             raise CheckpointError(
                 f'"{self.folder}" holds activations of {plan.name!r} ({plan.model[:20]}…), and the model is '
                 f"{str(getattr(model, 'name', '') or type(model).__name__)!r} ({found[:20]}…).\n"
