@@ -115,7 +115,10 @@ def train_dictionary(
     source = row_source(rows, "train_dictionary")
     if source.width != config.d_in:
         raise ShapeMismatch(f"train_dictionary: rows have {source.width} numbers, and the config says {config.d_in}.")
-    settings = _Settings(steps, batch_size, lr, warm_up, decay, clip, dead_after, seed)
+    settings = _Settings(
+        steps=steps, batch_size=batch_size, lr=lr, warm_up=warm_up, decay=decay, clip=clip, dead_after=dead_after,
+        seed=seed,
+    )  # fmt: skip
     training = _Training(source, config, settings, _facts(rows, model, site), save_to)
     with Interrupts() as interrupts:
         try:

@@ -187,7 +187,10 @@ def record(
     products = {label: of_map for label, of_map in seen.found.items() if any(len(one.read) for one in of_map)}
     factors = vjps_of(products, loss)
     left_out = {label: NOT_RUN for label in chosen if label not in products}
-    return Recorded(model, given, chosen, products, factors, float(loss.detach()), places, answers, left_out)
+    return Recorded(
+        model=model, given=given, maps=chosen, products=products, factors=factors, loss=float(loss.detach()),
+        places=places, answers=answers, left_out=left_out,
+    )  # fmt: skip
 
 
 def _chosen(maps: Sequence[MapOfModel], names: Any, analysis: str) -> dict[str, MapOfModel]:

@@ -165,7 +165,9 @@ class _Split:
         centred = train - mean
         problem = LeastSquares(centred.mT @ (weight[:, None] * centred), centred.mT @ (weight * target), 1.0)
         counted = documents[out].unique(return_inverse=True)[1]
-        return cls(train, has[~out], values[out], has[out], counted, problem, mean)
+        return cls(
+            rows=train, has=has[~out], held_out=values[out], truth=has[out], documents=counted, problem=problem, mean=mean,
+        )  # fmt: skip
 
     def said(self, subset: Int[Tensor, " k"]) -> Bool[Tensor, " other"]:
         """Return which of the held-out rows few coordinates say have the property."""
