@@ -166,7 +166,8 @@ class _Split:
         problem = LeastSquares(centred.mT @ (weight[:, None] * centred), centred.mT @ (weight * target), 1.0)
         counted = documents[out].unique(return_inverse=True)[1]
         return cls(
-            rows=train, has=has[~out], held_out=values[out], truth=has[out], documents=counted, problem=problem, mean=mean,
+            rows=train, has=has[~out], held_out=values[out], truth=has[out], documents=counted, problem=problem,
+            mean=mean,
         )  # fmt: skip
 
     def said(self, subset: Int[Tensor, " k"]) -> Bool[Tensor, " other"]:
