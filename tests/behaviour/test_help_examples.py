@@ -89,9 +89,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     layers, patches = (block(n_heads=2, mlp=Mlp(8)),), Patches((16, 16), 8, class_token=True)
     images = image_encoder(patches, 8, layers, n_classes=5, positions=LearnedGrid())
     train(recipe(model=images, data=Shapes(batch_size=4), steps=2), Path("runs/shapes"))
-    checkpoints.save(
-        image_generator(patches, 8, layers, n_classes=10, positions=LearnedGrid()).build(), "runs/digits-generator"
-    )
+    checkpoints.save(image_generator(Patches((8, 8), 2), 8, layers, n_classes=10).build(), "runs/digits-generator")
     save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     shutil.copy(scaled_scores.__file__, "my_study.py")
