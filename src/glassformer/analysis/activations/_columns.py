@@ -119,14 +119,14 @@ def measured(model: Any, columns: Mapping[str, Column], inputs: Inputs) -> dict[
 
 
 def rows_at(
-    tape: Tape, column: Column, kept: Bool[Tensor, "batch pos"], dtype: torch.dtype
+    tape: Tape, column: Column, mask: Bool[Tensor, "batch pos"], dtype: torch.dtype
 ) -> Float[Tensor, "row width"]:
     """Return the rows of a site after a pass, row of the batch by row of the batch, positions in order.
 
     Args:
         tape: Of the pass.
         column: The site.
-        kept: Which positions are rows.
+        mask: Which positions are rows.
         dtype: Of the rows, which lie on the CPU.
 
     Raises:
@@ -135,13 +135,13 @@ def rows_at(
     value, axes = tape.values[column.name], _axes(tape, column.name)
     place = next(i for i, axis in enumerate(axes) if axis in _POSITIONS)
     value = value.movedim((axes.index("batch"), place), (0, 1))
-    if value.shape[:2] != kept.shape or not value.is_floating_point():
+    if value.shape[:2] != mask.shape or not value.is_floating_point():
         raise ShapeMismatch(
             f'record_activations: "{column.name}" holds {str(value.dtype).removeprefix("torch.")} at '
-            f"{value.shape[0]} x {value.shape[1]} places, and the pass read {kept.shape[0]} x {kept.shape[1]} tokens.\n"
+            f"{value.shape[0]} x {value.shape[1]} places, and the pass read {mask.shape[0]} x {mask.shape[1]} tokens.\n"
             "    Record a site with floating-point numbers at each token."
         )
-    rows = value.flatten(0, 1) if bool(kept.all()) else value[kept.to(value.device)]
+    rows = value.flatten(0, 1) if bool(mask.all()) else value[mask.to(value.device)]
     rows = rows.reshape(len(rows), column.width)
     return rows.to("cpu", dtype).contiguous()
 

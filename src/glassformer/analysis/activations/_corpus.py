@@ -92,7 +92,7 @@ class Corpus:
             found.update(digest_of_pass(inputs))
             sides = rows_of(inputs, starts[-1])
             starts.append(starts[-1] + documents_in(sides, starts[-1]))
-            for source, side in kept(view, inputs, sides, drop).items():
+            for source, side in recorded_rows(view, inputs, sides, drop).items():
                 counts[source] += len(side.tokens)
         return cls(
             model=view,
@@ -125,7 +125,9 @@ def _require_streams(columns: Mapping[str, Column]) -> None:
             )
 
 
-def kept(model: Any, inputs: Inputs, sides: dict[bool, SideRows], drop: Collection[str]) -> dict[bool, SideRows]:
+def recorded_rows(
+    model: Any, inputs: Inputs, sides: dict[bool, SideRows], drop: Collection[str]
+) -> dict[bool, SideRows]:
     """Return rows of a pass but for those of opening tokens, if they are left out."""
     if "begin" not in drop:
         return sides

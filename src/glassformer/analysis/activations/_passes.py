@@ -28,22 +28,22 @@ class SideRows(NamedTuple):
     """Rows that one side of a pass gives.
 
     Args:
-        kept: Which places of the batch they come from.
+        mask: Which places of the batch they come from.
         tokens: Token of each row, -1 where there is none.
         documents: Document of each.
         positions: Place of each within its document.
     """
 
-    kept: Bool[Tensor, "batch pos"]
+    mask: Bool[Tensor, "batch pos"]
     tokens: Int[Tensor, " row"]
     documents: Int[Tensor, " row"]
     positions: Int[Tensor, " row"]
 
     def only(self, among: Bool[Tensor, " row"]) -> "SideRows":
         """Return a part of the rows."""
-        kept = self.kept.clone()
-        kept[self.kept] = among
-        return SideRows(kept, *(values[among] for values in self[1:]))
+        mask = self.mask.clone()
+        mask[self.mask] = among
+        return SideRows(mask, *(values[among] for values in self[1:]))
 
 
 def in_passes(model: ModuleLike, texts: Any, rows: int) -> list[Any]:
@@ -180,15 +180,15 @@ def tokenizers_of(model: ModuleLike) -> dict[bool, Any]:
 
 def _side_rows(side: Side, shape: tuple[int, int], packed: Tensor | None, first: int) -> SideRows:
     if side.ids is None:
-        tokens, kept = torch.full(shape, NO_TOKEN), torch.ones(shape, dtype=torch.bool)
+        tokens, mask = torch.full(shape, NO_TOKEN), torch.ones(shape, dtype=torch.bool)
     else:
-        tokens, kept = side.ids.cpu(), side.padding.real(side.ids).cpu()
+        tokens, mask = side.ids.cpu(), side.padding.real(side.ids).cpu()
     place = torch.arange(tokens.shape[1]).expand(tokens.shape)
     inside = torch.zeros_like(tokens) if packed is None else packed.cpu()
     # where a document begins: at a row's first real token, and where the number changes
-    begins = torch.ones_like(kept)
-    begins[:, 1:] = (inside[:, 1:] != inside[:, :-1]) | (kept[:, 1:] & ~kept[:, :-1])
-    begins &= kept
+    begins = torch.ones_like(mask)
+    begins[:, 1:] = (inside[:, 1:] != inside[:, :-1]) | (mask[:, 1:] & ~mask[:, :-1])
+    begins &= mask
     positions = place - torch.where(begins, place, -1).cummax(1).values
     documents = first - 1 + begins.flatten().cumsum(0).view_as(tokens)
-    return SideRows(kept, tokens[kept], documents[kept], positions[kept])
+    return SideRows(mask, tokens[mask], documents[mask], positions[mask])

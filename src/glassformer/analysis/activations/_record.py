@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.analysis.activations._columns import passed, rows_at
-from glassformer.analysis.activations._corpus import ActivationSize, Corpus, kept
+from glassformer.analysis.activations._corpus import ActivationSize, Corpus, recorded_rows
 from glassformer.analysis.activations._manifest import (
     ABOUT,
     DTYPES,
@@ -192,11 +192,11 @@ class _Recording:
         model, columns = self.corpus.model, self.corpus.columns
         inputs = read_pass(model, self.corpus.passes[i])
         tape = passed(model, columns, inputs)
-        sides = kept(model, inputs, rows_of(inputs, self.corpus.starts[i]), self.corpus.drop)
+        sides = recorded_rows(model, inputs, rows_of(inputs, self.corpus.starts[i]), self.corpus.drop)
         if "sinks" in self.corpus.drop:
             sides = {source: rows.only(~self._sinks(tape, source, rows)) for source, rows in sides.items()}
         for name, column in columns.items():
-            rows = rows_at(tape, column, sides[column.source].kept, self.dtype)
+            rows = rows_at(tape, column, sides[column.source].mask, self.dtype)
             try:
                 self.moments[name].add(rows)
             except AnalysisUnavailable as error:
@@ -226,6 +226,6 @@ class _Recording:
         found = torch.zeros_like(rows.tokens, dtype=torch.bool)
         for column in self.corpus.columns.values():
             if column.is_stream and column.source == source and len(found):
-                norms = rows_at(tape, column, rows.kept, torch.float64).norm(dim=1)
+                norms = rows_at(tape, column, rows.mask, torch.float64).norm(dim=1)
                 found |= norms > SINK * norms.median()
         return found

@@ -66,8 +66,8 @@ def from_moments(moments: LabelledMoments, kind: Kind, penalty: float) -> Linear
     size = covariance.diagonal().mean()
     values, vectors = decompositions.eigh(covariance)
     # of a covariance none is below zero but by rounding; a direction without variance says nothing
-    kept = values > size * 1e-12
-    inverse = torch.where(kept, 1 / (values.clamp_min(0) + penalty * size), 0.0)
+    varies = values > size * 1e-12
+    inverse = torch.where(varies, 1 / (values.clamp_min(0) + penalty * size), 0.0)
     weight = ((vectors * inverse) @ (vectors.mT @ moments.cross_covariance)).mT
     shares = (moments.counts / moments.count).masked_fill(absent, -torch.inf)
     return LinearProbe(weight, shares, mean)

@@ -113,7 +113,7 @@ def probe(
             if report is not None:
                 report(done, len(names))
             site = store.site(name)
-            here = rows if len(site) == len(rows.labels) else LabelledRows.of(site, labels, folds, seed, classes)
+            here = LabelledRows.of(site, labels, folds, seed, classes)
             probes = here.probes(rows_of(site), kind, penalty)
             found = {SITE: here.told(rows_of(site), probes)}
             found |= dict(_beside(site, here, kind, penalty, None if other is None else _alike(other, site), seed))

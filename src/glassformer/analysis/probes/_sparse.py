@@ -108,7 +108,12 @@ def sparse_probe(
         raise AnalysisUnavailable("sparse_probe: what is chosen is tried on other documents: folds is 2 or more.")
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])
-        rows = LabelledRows.of(found, labels, folds, seed, ("without", "with"))
+        rows = LabelledRows.of(found, labels, folds, seed)
+        if rows.n_classes > 2:
+            raise AnalysisUnavailable(
+                "sparse_probe tells one property from its absence, 1 from 0; these labels go up to "
+                f"{rows.n_classes - 1}.\n    Ask of each class by itself, below zero where a row has no label."
+            )
         split = _Split.of(found, rows)
     counts = sorted({k for k in counts if k <= split.problem.cross.numel()})
     if not counts:

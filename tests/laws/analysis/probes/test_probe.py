@@ -11,10 +11,12 @@ import torch
 from glassformer.analysis.activations import record_activations
 from glassformer.analysis.probes import Probes, erasure_effects, fit_eraser, probe
 from glassformer.analysis.probes._probe import CONTROL, MAJORITY, SHUFFLED, SITE, TOKENS, UNTRAINED
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, UnknownSite
 from glassformer.handmade import induction_model
 from glassformer.models import Decoder
 from glassformer.testing import close
+from glassformer.testing.models import subject
 
 # a row of <bos> and tokens without repeats, twice over
 ROWS = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(seed)) + 1 for seed in range(40)])
@@ -103,3 +105,18 @@ def test_logistic_probes_tell_as_much() -> None:
     pytest.importorskip("sklearn")
     logistic = probe(model(), TEXTS, list(PREVIOUS), sites=SITES[1], kind="logistic")
     assert float(logistic.accuracy.select(told_by=SITE).values[0]) == 1.0
+
+
+def test_sites_of_both_sides_have_the_documents_of_their_own_rows() -> None:
+    translator = subject("translator_pre")
+    source, target = (ids[:1] for ids in translator.inputs)
+    # as many rows on either side, in documents of other lengths
+    targets = [target[:, :n] for n in (3, 4, 5)]
+    both = [Batch(read, read, read > -1, source=source[:, :n]) for n, read in zip((5, 4, 3), targets)]
+    labels = [torch.arange(8) % 2] * 3
+    sites = [name for name in translator.model.sites("*") if name.endswith("blocks.0.resid_post")]
+    assert len(sites) == 2
+    together = probe(translator.model, both, labels, sites=sites, folds=3)
+    for i, site in enumerate(sites):
+        alone = probe(translator.model, both, labels, sites=[site], folds=3)
+        close(together.accuracy.values[i], alone.accuracy.values[0])

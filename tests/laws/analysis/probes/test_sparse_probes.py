@@ -116,6 +116,8 @@ def test_one_neuron_of_several_copies_is_missed_by_nobody_and_a_spread_property_
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(AnalysisUnavailable, match="these labels have 1"):
         asked(torch.ones(16, dtype=torch.long), BITS)
+    with pytest.raises(AnalysisUnavailable, match="one property from its absence"):
+        asked(torch.arange(16) % 3, BITS)
     with pytest.raises(AnalysisUnavailable, match="folds is 2"):
         asked(BITS[:, 0].long(), BITS, folds=1)
     rare = [torch.zeros(24, dtype=torch.long) for _ in range(30)]
