@@ -7,6 +7,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Embedding
+from glassformer.models.mlp import MlpLayer
 from glassformer.weights import head_label
 
 Kind = Literal[
@@ -86,6 +87,27 @@ def vector_sites(embed: Embedding) -> list[str]:
     """Return the sites that the parts of what enters the first block are made of: vectors, and the scale of a norm."""
     found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
+
+
+def mlp_of(model: ModelLike, layer: int, part: str, analysis: str) -> MlpLayer:
+    """The MLP of a layer of the stack that ends in the logits.
+
+    Args:
+        model: One of ours.
+        layer: Index of the block.
+        part: Name of the sub-layer, where a block has several.
+        analysis: Named in errors.
+
+    Raises:
+        AnalysisUnavailable: There is no such MLP.
+    """
+    sub_layers = require_model(model, analysis).sub_layers()
+    there = {(one.layer, one.name): one.part for one in sub_layers if isinstance(one.part, MlpLayer)}
+    found = there.get((layer, part))
+    if found is None:
+        known = ", ".join(f'layer {at} "{name}"' for at, name in there) or "none"
+        raise AnalysisUnavailable(f'{analysis}: no MLP "{part}" in layer {layer}. MLPs: {known}.')
+    return found
 
 
 def require_one_pattern(part: AttentionLayer, analysis: str, instead: str | None = None) -> None:

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import run
+from glassformer.analysis.components import mlp_of
 from glassformer.analysis.gradients._linear_gradients import linear_gradients
 from glassformer.analysis.gradients.weight_edit import WeightEdit
 from glassformer.analysis.prepare import answer_id, require_one_prompt
@@ -31,7 +32,6 @@ from glassformer.arguments import Natural, Positive
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
-from glassformer.models.mlp import MlpLayer
 from glassformer.models.readable import readable_outputs
 from glassformer.numerics.distributions import rank
 from glassformer.numerics.precision import wide
@@ -121,7 +121,7 @@ def edit_fact(
             "    What a step would write into it: analysis.gradients.backward_lens(model, text, answer)."
         )
     model.unembed.require_linear(ANALYSIS)
-    mlp, token = _mlp(model, layer, part), answer_id(model, answer)
+    mlp, token = mlp_of(model, layer, part, ANALYSIS), answer_id(model, answer)
     read = run(model, text, read=[mlp.at.hidden])
     require_one_prompt(read.inputs.shape[0], ANALYSIS)
     label = f"L{layer} {part} out"
@@ -142,15 +142,6 @@ def edit_fact(
         with change.applied(model):
             logits.append(_after(model, prompts.values()))
     return _result(model, torch.stack(logits), list(prompts), n_paraphrases, token, edit, step, size)
-
-
-def _mlp(model: Model, layer: int, part: str) -> MlpLayer:
-    there = {(one.layer, one.name): one.part for one in model.sub_layers() if isinstance(one.part, MlpLayer)}
-    found = there.get((layer, part))
-    if not isinstance(found, MlpLayer):
-        known = ", ".join(f'layer {at} "{name}"' for at, name in there) or "none"
-        raise AnalysisUnavailable(f'{ANALYSIS}: no MLP "{part}" in layer {layer}. MLPs: {known}.')
-    return found
 
 
 def _after(model: Model, prompts: Iterable[Any]) -> Float[Tensor, "prompt vocab"]:

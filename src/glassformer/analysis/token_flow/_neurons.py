@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from glassformer.analysis.components import mlp_of
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -69,13 +70,7 @@ def neuron_shares(
         AnalysisUnavailable: There is no such MLP, or it writes nothing there.
         SiteNotRead: The run lacks a site.
     """
-    mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
-    mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
-    if not isinstance(mlp, MlpLayer):
-        known = [f'layer {one.layer} "{one.name}"' for one in mlps]
-        raise AnalysisUnavailable(
-            f'neuron_shares: no MLP "{part}" in layer {layer}. MLPs: {", ".join(known) or "none"}.'
-        )
+    mlp = mlp_of(run.model, layer, part, "neuron_shares")
     run.require([mlp.at.hidden, mlp.at.out], "neuron_shares")
     at = run.place(position)
     hidden, w = run[mlp.at.hidden].values[0, at], run[mlp.at.out].values[0, at]

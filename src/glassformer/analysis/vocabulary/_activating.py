@@ -14,12 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import run
+from glassformer.analysis.components import mlp_of
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
-from glassformer.models.mlp import MlpLayer
 from glassformer.models.readable import readable
 from glassformer.numerics.indices import entries
 
@@ -79,7 +79,7 @@ def activating_texts(
         ShapeMismatch: There is no such neuron.
     """
     model = require_model(model, ANALYSIS)
-    mlp = _mlp(model, layer, part)
+    mlp = mlp_of(model, layer, part, ANALYSIS)
     if model.reads_pairs:
         raise AnalysisUnavailable(f"{ANALYSIS}: an encoder-decoder reads pairs; this is of texts, one after the other.")
     read = model.read(inputs)
@@ -96,15 +96,6 @@ def activating_texts(
         new = active[at[:, 0], at[:, 1]].mT
         best, places = _better(best, places, new, at + at.new_tensor([first, 0]), k)
     return _result(model, rows, chosen, best, places, f"L{layer} {part}", context)
-
-
-def _mlp(model: Model, layer: int, part: str) -> MlpLayer:
-    there = {(one.layer, one.name): one.part for one in model.sub_layers() if isinstance(one.part, MlpLayer)}
-    found = there.get((layer, part))
-    if not isinstance(found, MlpLayer):
-        known = ", ".join(f'layer {at} "{name}"' for at, name in there) or "none"
-        raise AnalysisUnavailable(f'{ANALYSIS}: no MLP "{part}" in layer {layer}. MLPs: {known}.')
-    return found
 
 
 def _better(
