@@ -251,6 +251,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "StreamDimensions": _one_pass(subspaces.stream_dimensions),
     "StreamRank": lambda: behaviour.rank_of_stream(_small(), _ids()),
     "SpliceLoss": lambda: dictionaries.splice_loss(_small(), _dictionary(), [next_token_batch(_ids())]),
+    "Superposition": lambda: dictionaries.superposition(_dictionary()),
     "Suppression": lambda: behaviour.suppression(_small(), next_token_batch(_ids())),
     "Sweep": _sweep,
     "TokenCircuits": _weights(vocabulary.token_circuits, token=5),

@@ -41,6 +41,7 @@ STUDIES = (
     "scaled_scores",
     "sparse_cost",
     "state_cost",
+    "superposition",
     "synthesizer",
     "titans_forgetting",
     "titans_memory",

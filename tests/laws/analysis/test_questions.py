@@ -36,8 +36,8 @@ PARTS = {
     "fit_eraser", "frequent_tokens", "grid", "kl_divergence", "load_dictionary", "log_probability", "logit",
     "logit_difference", "metric_named", "next_token_loss", "one_by_one", "position_bias", "position_scores",
     "probability", "read_history", "regenerate", "residual_ratio", "rotate", "rotation", "save_dictionary",
-    "short_circuit_edits", "subject_deviation", "token_loss", "train_dictionary", "velocity_loss", "with_gates",
-    "with_scales",
+    "short_circuit_edits", "subject_deviation", "superposition", "token_loss", "train_dictionary", "velocity_loss",
+    "with_gates", "with_scales",
 }  # fmt: skip
 # what an analysis of one pass cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {

@@ -31,6 +31,10 @@ from glassformer.analysis.dictionaries._splice import (
     SpliceLoss as SpliceLoss,
     splice_loss as splice_loss,
 )
+from glassformer.analysis.dictionaries._superposition import (
+    Superposition as Superposition,
+    superposition as superposition,
+)
 from glassformer.analysis.dictionaries._tokens import (
     FeatureTokens as FeatureTokens,
     feature_tokens as feature_tokens,
