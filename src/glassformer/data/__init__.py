@@ -25,6 +25,7 @@ from glassformer.data.masked import Masked, MaskedData
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
     Contrast,
+    Counterfactuals,
     Misfit,
     Pair,
     Pairs,
@@ -88,6 +89,7 @@ __all__ = [
     "BigramModel",
     "Brackets",
     "Contrast",
+    "Counterfactuals",
     "Copy",
     "Cosine",
     "Data",
