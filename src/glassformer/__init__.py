@@ -46,7 +46,20 @@ _HOMES = {
         "chat",
         "generate",
     ),
-    "trace": ("Add", "AddWhere", "Apply", "At", "Interchange", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
+    "trace": (
+        "Add",
+        "AddWhere",
+        "Apply",
+        "At",
+        "Interchange",
+        "Place",
+        "Project",
+        "Read",
+        "Scale",
+        "Set",
+        "Take",
+        "Tape",
+    ),
 }
 _PACKAGES = (
     "analysis",

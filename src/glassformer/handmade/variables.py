@@ -92,7 +92,9 @@ def variable_counterfactuals(model: Decoder, variable: str, n: int, seed: int = 
         n: How many pairs.
         seed: Of the draw.
     """
-    require(variable in VARIABLES, f'variable_counterfactuals: variables are {", ".join(VARIABLES)}; found {variable!r}.')
+    require(
+        variable in VARIABLES, f"variable_counterfactuals: variables are {', '.join(VARIABLES)}; found {variable!r}."
+    )
     m = round(model.config.n_outputs**0.5)
     generator = torch.Generator().manual_seed(seed)
     base, source = torch.randint(m, (2, n, 3), generator=generator)

@@ -255,6 +255,8 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "probe": lambda fits: {"texts": [fits.batch], **_labelled(fits)},
     "sparse_probe": lambda fits: {"texts": [fits.batch], "site": fits.stream, **_labelled(fits)},
     "erasure_effects": lambda fits: {"texts": list(fits.ids), **_labelled(fits)},
+    "interchange": lambda fits: {"site": fits.stream},
+    "alignment_search": lambda fits: {"site": fits.stream, "steps": 2, "draws": 2},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),

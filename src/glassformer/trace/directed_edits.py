@@ -1,10 +1,13 @@
-"""Edits along directions of a site's last axis: a subspace taken from another run, a vector added where something holds.
+"""Edits along directions of a site's last axis: a subspace from another run, a vector added where something holds.
 
     Interchange("blocks.2.resid_post", other, directions, at=At(pos=-1))       # other: a run, a donor, a tensor
     AddWhere("blocks.2.resid_post", vector, along=direction, above=4.0)
 
 What lies across the directions stays as it is.
 """
+
+# torch's stubs leave much of its API untyped
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from dataclasses import dataclass
 from typing import Any

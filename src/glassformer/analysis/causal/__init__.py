@@ -1,10 +1,14 @@
-"""What changes if a value is replaced? Patching, tracing, ablation."""
+"""What changes if a value is replaced? Patching, tracing, ablation, interchange."""
 
 from typing import TYPE_CHECKING
 
 from glassformer.analysis.causal._ablation_table import (
     AblationTable as AblationTable,
     ablation_table as ablation_table,
+)
+from glassformer.analysis.causal._alignment_search import (
+    AlignmentSearch as AlignmentSearch,
+    alignment_search as alignment_search,
 )
 from glassformer.analysis.causal._answered import (
     Answered as Answered,
@@ -16,6 +20,10 @@ from glassformer.analysis.causal._head_ablation import (
     ablate as ablate,
     ablate_each as ablate_each,
     before_after as before_after,
+)
+from glassformer.analysis.causal._interchange import (
+    Interchanged as Interchanged,
+    interchange as interchange,
 )
 from glassformer.analysis.causal._patching import (
     Patched as Patched,
