@@ -41,7 +41,7 @@ from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
 from glassformer.testing.models import subject
-from glassformer.trace import Scale
+from glassformer.trace import Add, Scale
 from glassformer.training import OptimConfig, train
 from results import memorisation
 from tiny_runs import recipe
@@ -192,6 +192,15 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CrossedTrigrams": _crossed,
     "DictionaryQuality": lambda: dictionaries.dictionary_quality(_dictionary(), torch.randn(20, 16)),
     "DirectLogitAttribution": _one_pass(attribution.direct_logit_attribution),
+    "DoseCurve": lambda: causal.dose_curve(
+        _small(),
+        _ids(),
+        sweep.logit_difference(1, 2),
+        Add("blocks.0.resid_post", torch.ones(16, dtype=torch.float64)),
+        [0.5, 1.0],
+        _ids(),
+        draws=2,
+    ),
     "EdgeAttribution": _pairs(circuits.attribute_edges),
     "EdgeEffects": _pairs(circuits.edge_effects),
     "EffectiveMemory": lambda: behaviour.effective_memory(subject("linear").model),

@@ -32,7 +32,7 @@ from glassformer.errors import RunFolderError
 from glassformer.models import Model
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import Subject
-from glassformer.trace import Scale
+from glassformer.trace import Add, Scale
 from glassformer.trace.heads import head_labels
 
 
@@ -257,6 +257,9 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "erasure_effects": lambda fits: {"texts": list(fits.ids), **_labelled(fits)},
     "interchange": lambda fits: {"site": fits.stream},
     "alignment_search": lambda fits: {"site": fits.stream, "steps": 2, "draws": 2},
+    "dose_curve": lambda fits: {
+        "steering": Add(fits.stream, fits.direction), "doses": [0.5, 1.0], "texts": fits.batch, "draws": 2
+    },
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),

@@ -1,4 +1,4 @@
-"""What changes if a value is replaced? Patching, tracing, ablation, interchange."""
+"""What changes if a value is replaced? Patching, tracing, ablation, interchange, steering."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,10 @@ from glassformer.analysis.causal._alignment_search import (
 from glassformer.analysis.causal._answered import (
     Answered as Answered,
     answered as answered,
+)
+from glassformer.analysis.causal._dose_curve import (
+    DoseCurve as DoseCurve,
+    dose_curve as dose_curve,
 )
 from glassformer.analysis.causal._head_ablation import (
     Ablation as Ablation,
