@@ -134,7 +134,7 @@ def alignment_search(
     tell(notes_on(found))
     return AlignmentSearch(
         directions=Labelled(basis.to(place.before.dtype), ("direction", place.axis)),
-        losses=Labelled(torch.tensor(losses, dtype=torch.float64), ("step",)),
+        losses=Labelled(torch.tensor(losses, dtype=torch.float64, device=basis.device), ("step",)),
         held_out=found,
         fitted_accuracy=float(own.accuracy.select(exchanged="subspace").values),
         fitted=len(fitted),

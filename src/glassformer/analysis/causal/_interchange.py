@@ -175,7 +175,7 @@ def interchanged(
     axes = ("exchanged", "batch")
     return Interchanged(
         right=Labelled(right[:, some], axes, coords), difference=Labelled(apart[:, some], axes, coords),
-        moved=Labelled(torch.tensor(list(moved.values()), dtype=torch.float64), ("exchanged",), coords),
+        moved=Labelled(right.new_tensor(list(moved.values())), ("exchanged",), coords),
         read_share=share,
     )  # fmt: skip
 
