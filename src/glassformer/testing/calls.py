@@ -258,7 +258,10 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "interchange": lambda fits: {"site": fits.stream},
     "alignment_search": lambda fits: {"site": fits.stream, "steps": 2, "draws": 2},
     "dose_curve": lambda fits: {
-        "steering": Add(fits.stream, fits.direction), "doses": [0.5, 1.0], "texts": fits.batch, "draws": 2
+        "steering": Add(fits.stream, fits.direction.cumsum(0) / 10),
+        "doses": [0.5, 1.0],
+        "texts": fits.batch,
+        "draws": 2,
     },
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},

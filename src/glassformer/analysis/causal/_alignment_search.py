@@ -30,7 +30,7 @@ from glassformer.data import Counterfactuals
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.fitting import Descent
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModuleLike
+from glassformer.models import ModuleLike, require_module
 from glassformer.models.evaluation import require_gradients
 from glassformer.numerics import decompositions
 from glassformer.numerics.precision import wide
@@ -119,6 +119,7 @@ def alignment_search(
         UnknownSite: There is no such site, or several.
         TrainingDiverged: A loss or its gradient is not finite.
     """
+    require_module(model, "alignment_search")
     place = swapped_place(model, pairs, site, At() if at is None else at, "alignment_search")
     require_gradients(model, "alignment_search")
     if place.coordinates or k > place.width:

@@ -40,7 +40,7 @@ class DoseCurve(Result):
 
     Args:
         effects: What each dose adds to the metric of each prompt, `dose batch`.
-        damages: What it adds to the mean loss of each text, in nats, `dose batch`.
+        damages: What it adds to the mean loss of each text, in nats, `dose text`.
         random_effects: Mean effect of vectors of the same length at random, `draw dose`.
         random_damages: Their mean damage, `draw dose`.
         loss: Mean loss of the texts without steering, in nats.
@@ -143,7 +143,7 @@ def dose_curve(
     coords = {"dose": [float(dose) for dose in doses]}
     found = DoseCurve(
         effects=Labelled(effects[0], ("dose", "batch"), coords),
-        damages=Labelled(damages[0], ("dose", "batch"), coords),
+        damages=Labelled(damages[0], ("dose", "text"), coords),
         random_effects=Labelled(effects[1:].nanmean(-1), ("draw", "dose"), coords),
         random_damages=Labelled(damages[1:].nanmean(-1), ("draw", "dose"), coords),
         loss=float(lost.base.values.nanmean()),

@@ -29,7 +29,7 @@ from glassformer.analysis.uncertainty import interval, mean, share_interval
 from glassformer.arguments import Count
 from glassformer.data import Counterfactuals
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModuleLike
+from glassformer.models import ModuleLike, require_module
 from glassformer.provenance import Note, tell
 from glassformer.trace import At, Edit
 from glassformer.words import sentence
@@ -135,6 +135,7 @@ def interchange(
         ShapeMismatch: Prompts do not align, the part is not there, or directions do not fit it.
         UnknownSite: There is no such site, or several.
     """
+    require_module(model, "interchange")
     place = swapped_place(model, pairs, site, At() if at is None else at, "interchange")
     found = interchanged(place, place.chosen(directions), draws, seed, report=report)
     tell(notes_on(found))
