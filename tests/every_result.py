@@ -35,13 +35,13 @@ from glassformer.analysis import (
     vocabulary,
 )
 from glassformer.bench import attention_costs
-from glassformer.data import Batch, Pairs
+from glassformer.data import Batch, Counterfactuals, Pairs
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
 from glassformer.testing.models import subject
-from glassformer.trace import Scale
+from glassformer.trace import Add, Scale
 from glassformer.training import OptimConfig, train
 from results import memorisation
 from tiny_runs import recipe
@@ -94,6 +94,10 @@ def _pair() -> Compared:
 
 def _pairs(analysis: Callable[..., Any], **options: Any) -> Callable[[], Any]:
     return lambda: analysis(*_pair().args, **options)
+
+
+def _exchanges() -> Counterfactuals:
+    return Counterfactuals(_ids(), (_ids() + 1) % 11, answer=1, before=2)
 
 
 @cache
@@ -170,6 +174,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Answered": _answered,
     "AttentionCosts": lambda: attention_costs(["linear"], lengths=[8, 16], n_heads=1, d_head=4, seconds=0.1),
     "AttentionFlow": _one_pass(token_flow.attention_flow),
+    "AlignmentSearch": lambda: causal.alignment_search(_small(), _exchanges(), "blocks.0.resid_post", steps=2, draws=2),
     "AttentionSinks": lambda: behaviour.attention_sinks(_small(), _ids(), window=4, first=2),
     "AverageRoutes": lambda: token_flow.average_routes(_small(), _ids()),
     "BackwardLens": lambda: gradients.backward_lens(_small(), _ids()[:1]),
@@ -187,6 +192,15 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CrossedTrigrams": _crossed,
     "DictionaryQuality": lambda: dictionaries.dictionary_quality(_dictionary(), torch.randn(20, 16)),
     "DirectLogitAttribution": _one_pass(attribution.direct_logit_attribution),
+    "DoseCurve": lambda: causal.dose_curve(
+        _small(),
+        _ids(),
+        sweep.logit_difference(1, 2),
+        Add("blocks.0.resid_post", torch.ones(16, dtype=torch.float64)),
+        [0.5, 1.0],
+        _ids(),
+        draws=2,
+    ),
     "EdgeAttribution": _pairs(circuits.attribute_edges),
     "EdgeEffects": _pairs(circuits.edge_effects),
     "EffectiveMemory": lambda: behaviour.effective_memory(subject("linear").model),
@@ -216,6 +230,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LensGrid": _one_pass(lens.lens_grid),
     "LensMap": lambda: explanations.sample("short").lens_map,
     "LinearGradients": lambda: gradients.linear_gradients(_small(), _ids()[:1]),
+    "Interchanged": lambda: causal.interchange(
+        _small(), _exchanges(), "blocks.0.resid_post", torch.ones(16, dtype=torch.float64)
+    ),
     "Linearity": lambda: frozen.linearity(_small(), _ids()[:1]),
     "LongContext": lambda: behaviour.long_context(_small(), _ids()[:1], sink=1, recent=2),
     "LossTrajectories": lambda: _history()[1],

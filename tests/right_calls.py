@@ -96,6 +96,10 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("Set", gf.Set, lambda: {"site": "blocks.0.attn.z", "value": 0.0} | scale),
             ("Scale", gf.Scale, lambda: {"site": "blocks.0.attn.z", "factor": 0.0} | scale),
             ("Project", gf.Project, lambda: {"site": "blocks.0.resid_pre", "directions": VECTOR}),
+            ("Interchange", gf.Interchange, lambda: {
+                "site": "blocks.0.resid_pre", "value": 0.0, "directions": VECTOR}),
+            ("AddWhere", gf.AddWhere, lambda: {
+                "site": "blocks.0.resid_pre", "value": 0.0, "along": VECTOR, "above": 0.5}),
             ("Take", gf.Take, lambda: {"site": "blocks.0.attn.z", "row": 0}),
             ("Apply", gf.Apply, lambda: {"site": "blocks.0.attn.z", "function": torch.relu}),
             ("Read", gf.Read, lambda: {"site": "blocks.0.attn.z"} | scale),

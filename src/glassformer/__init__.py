@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         chat,
         generate,
     )
-    from glassformer.trace import Add, Apply, At, Place, Project, Read, Scale, Set, Take, Tape
+    from glassformer.trace import Add, AddWhere, Apply, At, Interchange, Place, Project, Read, Scale, Set, Take, Tape
 
 _HOMES = {
     "analysis": ("Run", "run"),
@@ -46,7 +46,20 @@ _HOMES = {
         "chat",
         "generate",
     ),
-    "trace": ("Add", "Apply", "At", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
+    "trace": (
+        "Add",
+        "AddWhere",
+        "Apply",
+        "At",
+        "Interchange",
+        "Place",
+        "Project",
+        "Read",
+        "Scale",
+        "Set",
+        "Take",
+        "Tape",
+    ),
 }
 _PACKAGES = (
     "analysis",
@@ -66,6 +79,7 @@ _PACKAGES = (
 
 __all__ = [
     "Add",
+    "AddWhere",
     "Apply",
     "At",
     "Decoder",
@@ -75,6 +89,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "Explanation",
+    "Interchange",
     "Labelled",
     "Place",
     "Project",

@@ -17,6 +17,7 @@ from torch import Tensor
 from glassformer.analysis.contrasts import PromptPairs, aligned, contrast, measured
 from glassformer.analysis.sweep import logit_difference, sweep
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike
+from glassformer.data import Counterfactuals
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import ModuleLike
 from glassformer.provenance import Note
@@ -44,7 +45,9 @@ def beyond_spread(gaps: Float[Tensor, "*some n"]) -> Bool[Tensor, "*some"]:
     return (mean.abs() > least * spread) & (mean != 0)
 
 
-def guard(model: ModuleLike, pairs: PromptPairs, metric: MetricsLike | None = None) -> tuple[Note, ...]:
+def guard(
+    model: ModuleLike, pairs: PromptPairs | Counterfactuals, metric: MetricsLike | None = None
+) -> tuple[Note, ...]:
     """Return why nothing can be called found on pairs of prompts, as notes that deny; none if something can.
 
     Args:
@@ -53,6 +56,8 @@ def guard(model: ModuleLike, pairs: PromptPairs, metric: MetricsLike | None = No
             alone decides.
         metric: What is measured, beside the logit difference of the answers.
     """
+    if isinstance(pairs, Counterfactuals):
+        return _base_notes(model, pairs)
     asked = contrast(model, pairs, "guard")
     first, second = aligned(model, asked, "guard")
     answer, wrong, task = asked.answer, asked.wrong, dict[str, Metric]()
@@ -69,6 +74,34 @@ def guard(model: ModuleLike, pairs: PromptPairs, metric: MetricsLike | None = No
     clean, corrupt = (sweep(model, side.inputs, [[]], every, target=side.target).base for side in (first, second))
     found = task_notes(clean.values[list(every).index(TASK)]) if task else ()
     return (*found, *_difference_notes(every, clean.values - corrupt.values))
+
+
+def _base_notes(model: ModuleLike, pairs: Counterfactuals) -> tuple[Note, ...]:
+    """Return why a model has no variable that an exchange could set: it does not do the task on base prompts."""
+    asked = pairs.contrast()
+    _, base = aligned(model, asked, "guard")
+    task = logit_difference(pairs.before, pairs.answer, pos=pairs.pos)
+    found = sweep(model, base.inputs, [[]], task, target=base.target).base.values[0]
+    first, second = task.ids(model, len(found), found.device)
+    # where the variable does not matter, nothing tells right from wrong
+    gaps = found[first != second]
+    if not len(gaps):
+        return ()
+    notes = task_notes(gaps)
+    if notes or bool(beyond_spread(gaps)):
+        return notes
+    seen = sentence(
+        "On base prompts the answer is ahead of the counterfactual one by no more than {n} pairs vary: {gap} (mean ± "
+        "deviation).", n=len(gaps), gap=_with_spread(gaps),
+    )  # fmt: skip
+    return (
+        Note(
+            seen,
+            sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
+            sentence("Ask about prompts that the model answers, or ask another model."),
+            denies=True,
+        ),
+    )
 
 
 def task_notes(differences: Float[Tensor, " n"]) -> tuple[Note, ...]:

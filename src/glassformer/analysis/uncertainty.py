@@ -60,6 +60,25 @@ def interval(per_prompt: Labelled, *, level: float = 0.95, seed: int = 0, draws:
     )
 
 
+def share_interval(per_prompt: Labelled, *, level: float = 0.95) -> Labelled:
+    """The confidence interval of a share of prompts, an axis `bound` in front, which has a width at 0 and 1 too.
+
+    Args:
+        per_prompt: Numbers from 0 to 1, as whether a prompt counts; the last axis is `batch`.
+        level: How often the share of all prompts there are lies inside.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """
+    values = per_prompt.values.double()
+    n = (~values.isnan()).sum(-1)
+    share, z = values.nanmean(-1), torch.special.ndtri(values.new_tensor((1 + level) / 2))
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)).sqrt()
+    bounds = torch.stack([(middle - half).clamp_min(0), (middle + half).clamp_max(1)])
+    coords = {axis: labels for axis, labels in per_prompt.coords.items() if axis != "batch"}
+    return Labelled(bounds, ("bound", *per_prompt.axes[:-1]), {"bound": ["low", "high"]} | coords)
+
+
 def _quantiles(values: Tensor, counts: Tensor, bounds: Tensor) -> Tensor:
     has = (~values.isnan()).double()
     means = (values.nan_to_num(0.0) @ counts.T) / (has @ counts.T)

@@ -25,6 +25,7 @@ from glassformer.data.masked import Masked, MaskedData
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
     Contrast,
+    Counterfactuals,
     Misfit,
     Pair,
     Pairs,
@@ -90,6 +91,7 @@ __all__ = [
     "Contrast",
     "Copy",
     "Cosine",
+    "Counterfactuals",
     "Data",
     "DataConfig",
     "Digits",

@@ -18,6 +18,7 @@ from glassformer.handmade.induction import induction_model, pointer_model, repea
 from glassformer.handmade.positional import rope_model, virtual_head_model
 from glassformer.handmade.senses import senses_model
 from glassformer.handmade.tables import SkipTrigramTables, bigram_model, keep_in_mind, markov_model, skip_trigram_model
+from glassformer.handmade.variables import variable_counterfactuals, variable_directions, variables_model
 from glassformer.lazy import renames
 
 __all__ = [
@@ -39,6 +40,9 @@ __all__ = [
     "senses_model",
     "skip_trigram_model",
     "smeared_induction_model",
+    "variable_counterfactuals",
+    "variable_directions",
+    "variables_model",
     "virtual_head_model",
 ]
 

@@ -101,10 +101,10 @@ def generate(
     The model is used in the mode it is in; call `model.eval()` before if it has dropout.
 
     An edit holds for the prompt and for every token behind it; one at positions, `At(pos=…)`, holds where the whole
-    text has them, counted from 0 in each row, also where generation gets there later. Every token is drawn from what
-    `gf.run` says of the text so far under the same edits. `Set`, `Add`, `Scale` and `Project` are carried by the state.
-    With other edits, such as functions, with edits of scores and patterns, and where patterns are asked of a mechanism
-    whose state has no keys, the whole text is read again for every token.
+    text has them, counted from 0 in each row, also where generation gets there later. Every token is drawn from
+    what `gf.run` says of the text so far under the same edits. `Set`, `Add`, `Scale`, `Project`, `Interchange` and
+    `AddWhere` are carried by the state. With other edits, such as functions, with edits of scores and patterns, and
+    where patterns are asked of a mechanism whose state has no keys, the whole text is read again for every token.
 
     Args:
         model: A decoder or an encoder-decoder.

@@ -32,7 +32,7 @@ from glassformer.errors import RunFolderError
 from glassformer.models import Model
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import Subject
-from glassformer.trace import Scale
+from glassformer.trace import Add, Scale
 from glassformer.trace.heads import head_labels
 
 
@@ -255,6 +255,14 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "probe": lambda fits: {"texts": [fits.batch], **_labelled(fits)},
     "sparse_probe": lambda fits: {"texts": [fits.batch], "site": fits.stream, **_labelled(fits)},
     "erasure_effects": lambda fits: {"texts": list(fits.ids), **_labelled(fits)},
+    "interchange": lambda fits: {"site": fits.stream},
+    "alignment_search": lambda fits: {"site": fits.stream, "steps": 2, "draws": 2},
+    "dose_curve": lambda fits: {
+        "steering": Add(fits.stream, fits.direction.cumsum(0) / 10),
+        "doses": [0.5, 1.0],
+        "texts": fits.batch,
+        "draws": 2,
+    },
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),

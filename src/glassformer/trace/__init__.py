@@ -1,5 +1,6 @@
 """Addressing a forward pass: named sites, the tape, edits as data."""
 
+from glassformer.trace.directed_edits import AddWhere, Interchange
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign, is_named, parts_of
 from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label, sites_of_heads
@@ -11,6 +12,7 @@ from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, cha
 
 __all__ = [
     "Add",
+    "AddWhere",
     "Apply",
     "At",
     "Columns",
@@ -18,6 +20,7 @@ __all__ = [
     "Foreign",
     "HasSites",
     "HeadAddress",
+    "Interchange",
     "Located",
     "PartAxes",
     "Place",

@@ -354,7 +354,7 @@ class Set(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_value(self.value, self)
+        require_value(self.value, self)
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return self.fit(self.value, part, site).expand_as(part)
@@ -369,7 +369,7 @@ class Add(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_value(self.value, self)
+        require_value(self.value, self)
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part + self.fit(self.value, part, site)
@@ -384,7 +384,7 @@ class Scale(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_value(self.factor, self)
+        require_value(self.factor, self)
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part * self.fit(self.factor, part, site)
@@ -471,7 +471,7 @@ class Apply(Edit):
         return found.to(part.device, part.dtype)
 
 
-def _require_value(value: Any, edit: Edit) -> None:
+def require_value(value: Any, edit: Edit) -> None:
     """Raise `ShapeMismatch` for what holds no numbers."""
     lent = isinstance(value, Mapping) or isinstance(getattr(value, "values", None), Mapping)
     if lent or isinstance(value, Tensor | Labelled | float):

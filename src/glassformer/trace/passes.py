@@ -19,11 +19,14 @@ from torch import Tensor
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled
 from glassformer.numerics.indices import Where, entries, is_mask
+from glassformer.trace.directed_edits import AddWhere, Interchange
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.sites import Site
 
 # the field that holds what an edit puts in
-_VALUE: dict[type[Edit], str] = {Set: "value", Add: "value", Scale: "factor"}
+_VALUE: dict[type[Edit], str] = {
+    Set: "value", Add: "value", Scale: "factor", Interchange: "value", AddWhere: "value",
+}  # fmt: skip
 
 
 class Columns(NamedTuple):
@@ -45,7 +48,7 @@ def by_position(edit: Edit, site: Site) -> bool:
     A function may look along positions, and at a site with queries and keys an edit may open what the mask hides: keys
     that are behind a query, of which its pass knows nothing.
     """
-    return type(edit) in (Set, Add, Scale, Project) and not {"query", "key"} <= {*growing_axes(site)}
+    return type(edit) in (*_VALUE, Project) and not {"query", "key"} <= {*growing_axes(site)}
 
 
 def of_single_rows(edit: Edit, site: Site) -> bool:

@@ -1,4 +1,4 @@
-"""What changes if a value is replaced? Patching, tracing, ablation."""
+"""What changes if a value is replaced? Patching, tracing, ablation, interchange, steering."""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +6,17 @@ from glassformer.analysis.causal._ablation_table import (
     AblationTable as AblationTable,
     ablation_table as ablation_table,
 )
+from glassformer.analysis.causal._alignment_search import (
+    AlignmentSearch as AlignmentSearch,
+    alignment_search as alignment_search,
+)
 from glassformer.analysis.causal._answered import (
     Answered as Answered,
     answered as answered,
+)
+from glassformer.analysis.causal._dose_curve import (
+    DoseCurve as DoseCurve,
+    dose_curve as dose_curve,
 )
 from glassformer.analysis.causal._head_ablation import (
     Ablation as Ablation,
@@ -16,6 +24,10 @@ from glassformer.analysis.causal._head_ablation import (
     ablate as ablate,
     ablate_each as ablate_each,
     before_after as before_after,
+)
+from glassformer.analysis.causal._interchange import (
+    Interchanged as Interchanged,
+    interchange as interchange,
 )
 from glassformer.analysis.causal._patching import (
     Patched as Patched,

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from glassformer.data.pairs.contrast import Contrast
+from glassformer.data.pairs.counterfactuals import Counterfactuals
 from glassformer.data.pairs.files import read_pairs, write_pairs
 from glassformer.data.pairs.prompt_pairs import Misfit, Pair, Pairs
 from glassformer.data.pairs.templates import (
@@ -20,6 +21,7 @@ from glassformer.lazy import renames
 
 __all__ = [
     "Contrast",
+    "Counterfactuals",
     "Misfit",
     "Pair",
     "Pairs",
