@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.activations import StoredSite
+from glassformer.analysis.activations import ActivationStore, StoredSite
 from glassformer.analysis.labelled_rows import as_read, is_labelled, labels_of_rows
 from glassformer.analysis.probes._linear import Kind, LinearProbe, from_moments, logistic
 from glassformer.analysis.probes._moments import LabelledMoments
 from glassformer.data.labels import Column, LabelledText
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import ModuleLike
+from glassformer.models import ModuleLike, require_module
 
 BATCH = 2**14  # rows read at once
 
@@ -188,18 +188,21 @@ def random_rows(tokens: Int[Tensor, " row"], width: int, seed: int) -> Read:
     return lambda: (table[part] for part in tokens.split(BATCH))
 
 
-def read_with(model: ModuleLike, texts: Any, labels: Labels) -> tuple[Any, Labels]:
+def read_with(model: ModuleLike | ActivationStore, texts: Any, labels: Labels) -> tuple[Any, Labels]:
     """Return what a model reads, and its labels: of a labelled text its rows, and the column of a property.
 
     Args:
-        model: What reads it.
+        model: What reads it, or a store of what it made of it.
         texts: As for `probe`.
         labels: As for `probe`.
 
     Raises:
+        AnalysisUnavailable: The model is none.
         ShapeMismatch: A property is named of texts without labels; or as for `as_read`.
         DataError: The labelled text has no such property.
     """
+    if not isinstance(model, ActivationStore):
+        require_module(model, "a probe")
     if isinstance(labels, str):
         if not is_labelled(texts):
             raise ShapeMismatch(
@@ -208,7 +211,7 @@ def read_with(model: ModuleLike, texts: Any, labels: Labels) -> tuple[Any, Label
             )
         columns = tuple(one.column(labels) for one in ([texts] if isinstance(texts, LabelledText) else texts))
         labels = columns[0] if len(columns) == 1 else (columns[0], columns[1])
-    return as_read(model, texts), labels
+    return (texts if isinstance(model, ActivationStore) else as_read(model, texts)), labels
 
 
 def columns_of(labels: Labels) -> tuple[Column, ...] | None:

@@ -157,7 +157,7 @@ def test_shipped_models_are_asked_of_every_kind_of_label(source: str) -> None:
         "python": ("gpt-4l", "kind"), "copies": ("attn-only-2l", "seen"), "senses": ("prose-4l", "sense of creatures"),
         "pronouns": ("prose-4l", "it means"),
     }[source]  # fmt: skip
-    model = gf.load(name)
+    model: Any = gf.load(name)
     senses = Senses().build()
     labelled = {
         "python": lambda: python_labels([*map(Path, (__file__, pytest.__file__)), *CODES], model.tokenizer).cut(200),
