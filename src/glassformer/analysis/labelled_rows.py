@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.data.labels import Column, LabelledDocument, LabelledText
 from glassformer.data.tokenizer import Reading, Tokenizer
-from glassformer.errors import ShapeMismatch, TextError
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.models import Model, ModuleLike
 from glassformer.models.reading import tokenizer_of
 
@@ -40,15 +40,18 @@ def as_read(model: ModuleLike, texts: Any) -> Any:
         each; pairs of rows.
 
     Raises:
-        ShapeMismatch: Labels are of other tokens than the model's tokenizer makes of a text; a model that reads pairs
-            was not given both sides, or another one was, or there are more documents on one side.
+        AnalysisUnavailable: A model that reads pairs was not given both sides, or another one was; or it reads images.
+        ShapeMismatch: Labels are of other tokens than the model's tokenizer makes of a text, or one side has more
+            documents.
         TextError: A document has more tokens than the context.
     """
     if not is_labelled(texts):
         return texts
+    if isinstance(model, Model) and model.patches is not None:
+        raise AnalysisUnavailable("labels are of tokens of a text, and this model reads images.")
     pairs = isinstance(model, Model) and model.reads_pairs
     if pairs != (not isinstance(texts, LabelledText)):
-        raise ShapeMismatch(
+        raise AnalysisUnavailable(
             "a model that reads pairs takes the labelled text of both sides, (source, target); others take one."
         )
     if isinstance(texts, LabelledText):
@@ -61,6 +64,12 @@ def as_read(model: ModuleLike, texts: Any) -> Any:
         (_row(model, one, place, "source"), _row(model, other, place, "target"))
         for place, (one, other) in enumerate(zip(source, target))
     ]
+
+
+def room_for(model: Model, reading: Reading) -> int:
+    """Return how many tokens of a text the context holds beside those that are put around it."""
+    before, behind = _around(model, reading)
+    return model.config.max_len - len(before) - len(behind)
 
 
 def labels_of_rows(
@@ -114,7 +123,8 @@ def _offset(ids: Tensor, tokens: Tensor, positions: Tensor, place: int) -> int:
 
 
 def _row(model: ModuleLike, document: LabelledDocument, place: int, reading: Reading) -> list[int]:
-    before, behind = _around(model, reading) if document.text else ((), ())
+    # rows of ids are read as they are
+    before, behind = ((), ()) if document.ids and not document.text else _around(model, reading)
     tokenizer = _tokenizer(model, reading)
     if document.text and tokenizer is not None:
         own = tokenizer.encode(document.text)[: len(document.ids)]

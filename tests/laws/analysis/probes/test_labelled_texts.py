@@ -23,7 +23,7 @@ from glassformer.data.labels import (
     sense_labels,
     zh_en_labels,
 )
-from glassformer.errors import DataError, ShapeMismatch, TextError
+from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import Decoder, DecoderConfig, block
 from glassformer.testing import close
@@ -111,7 +111,7 @@ def test_a_document_that_was_cut_keeps_the_labels_and_the_phrases_of_its_first_t
         (CODES, "kind", ShapeMismatch, 'labels="kind" names a property of labelled text'),
         (of_another_tokenizer(), "kind", ShapeMismatch, "(?s)labels of document 0 are of .* model's own tokenizer"),
         (code(), "kinds", DataError, 'no property "kinds"'),
-        ((code(), code()), "kind", ShapeMismatch, "others take one"),
+        ((code(), code()), "kind", AnalysisUnavailable, "others take one"),
         (CODES[1:], code().column("kind"), ShapeMismatch, "3 documents, and the labelled text has 4"),
         (CODES[::-1], code().column("kind"), ShapeMismatch, "document 0 was read as other tokens"),
     ],
@@ -137,7 +137,7 @@ def test_sources_and_targets_have_labels_of_their_own() -> None:
     assert {"aspect", "auxiliary"} < {*found.classes}
     told = found.accuracy.select(told_by=SITE).values
     assert (told > found.accuracy.select(told_by="majority").values + 0.2).all()
-    with pytest.raises(ShapeMismatch, match="both sides"):
+    with pytest.raises(AnalysisUnavailable, match="both sides"):
         probe(model, both[0], "part")
     with pytest.raises(ShapeMismatch, match="24 labelled sources and 3 targets"):
         probe(model, (both[0], LabelledText(both[1][:3])), "part")
