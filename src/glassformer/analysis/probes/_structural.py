@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.activations import StoredSite, stored
@@ -161,8 +161,8 @@ class _Fit:
     seed: int
 
     @cached_property
-    def edges(self) -> "dict[int, Bool[Tensor, 'word word']]":
-        """Edges of the tree of each document left out."""
+    def edges(self) -> dict[int, Tensor]:
+        """Edges of the tree of each document left out, `word word` each."""
         return {i: shortest_edges(self.words.distances[i]) for i in self.held_out}
 
     def told(
@@ -184,7 +184,7 @@ class _Fit:
         ], -1)  # fmt: skip
         return found, maps[0]
 
-    def maps(self, vectors: "Sequence[Float[Tensor, 'word width']]") -> tuple[Tensor, Tensor]:
+    def maps(self, vectors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the maps of distances and of depths, fitted to the documents that are seen."""
         scale = float(torch.cat([vectors[i] for i in self.seen]).square().mean().sqrt()) or 1.0
         rows, mask = padded([vectors[i].float() / scale for i in self.seen])

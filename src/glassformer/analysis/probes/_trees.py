@@ -33,14 +33,15 @@ class Words:
     Args:
         column: Tokens that are part of a word, which is numbered through.
         ends: Where the words of each document begin, and where the last ends.
-        distances: Of each document, edges between two words.
-        depths: Of each document, how deep each word stands.
+        distances: Of each document, edges between two words, `word word`.
+        depths: Of each document, how deep each word stands, `word`.
     """
 
     column: Column
     ends: tuple[int, ...]
-    distances: tuple[Float[Tensor, "word word"], ...]
-    depths: tuple[Float[Tensor, " word"], ...]
+    # documents have different numbers of words
+    distances: tuple[Tensor, ...]
+    depths: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, texts: LabelledText) -> "Words":
@@ -64,10 +65,8 @@ class Words:
         documents, tokens, labels = torch.tensor(rows, dtype=torch.long).view(-1, 3).mT.contiguous()
         return cls(Column(documents, tokens, labels, (), texts), tuple(ends), tuple(distances), tuple(depths))
 
-    def vectors(
-        self, read: Iterable[Float[Tensor, "row width"]], words: Int[Tensor, " row"]
-    ) -> "list[Float[Tensor, 'word width']]":
-        """Return the mean row of each word, document by document.
+    def vectors(self, read: Iterable[Float[Tensor, "row width"]], words: Int[Tensor, " row"]) -> list[Tensor]:
+        """Return the mean row of each word, document by document, `word width` each.
 
         Args:
             read: Rows, batch by batch.
