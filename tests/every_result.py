@@ -40,6 +40,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
+from glassformer.testing.calls import right_call
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Scale
 from glassformer.training import OptimConfig, train
@@ -269,6 +270,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "StreamRank": lambda: behaviour.rank_of_stream(_small(), _ids()),
     "SpliceLoss": lambda: dictionaries.splice_loss(_small(), _dictionary(), [next_token_batch(_ids())]),
     "Superposition": lambda: dictionaries.superposition(_dictionary()),
+    "StructuralProbes": lambda: right_call(probes.structural_probe, subject("gpt2"))(),
     "Suppression": lambda: behaviour.suppression(_small(), next_token_batch(_ids())),
     "Sweep": _sweep,
     "TokenCircuits": _weights(vocabulary.token_circuits, token=5),

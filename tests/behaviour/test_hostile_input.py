@@ -276,6 +276,7 @@ WRITING: dict[str, list[str]] = {
     "route": [TEXT],
     "behaviour": [TEXT, "--habits", "sinks"],
     "circuits": ["--rows", "2"],
+    "probe": ["--label", "copies.seen", "--n", "10", "--length", "16"],
     "params": [],
     "bench": ["--lengths", "8", "--heads", "1", "--d-head", "4", "--seconds", "0"],
     "generate": [TEXT, "--max-new-tokens", "2"],

@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "paths": ("L0H1.v", *PAIRS),
     "prune": ("--threshold", "0.5", *PAIRS),
     "circuits": ("--rows", "2", "--heads", "L0H1"),
+    "probe": ("--label", "copies.seen", "--n", "10", "--length", "16"),
 }
 # what was measured to float32's last digits is written with so many
 DIGITS = 1e-6

@@ -40,6 +40,11 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "lens": ([MODEL, "a b"], ["--position", "--top", "--seed"], ["--answer", "--tuned", "--pairs", "--data"]),
     "route": ([MODEL, "a b"], ["--positions", "--threshold", "--top"], ["--stack", "--pairs"]),
     "behaviour": ([MODEL, "a b c"], ["--last", "--sink", "--recent", "--top"], ["--habits", "--word", "--other"]),
+    "probe": (
+        [MODEL, "--label", "copies.seen", "--n", "5"],
+        ["--n", "--length", "--folds"],
+        ["--label", "--sites", "--data"],
+    ),
     "serve": (["nowhere", "--no-browser"], ["--port", "--memory"], ["--host", "--token"]),
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),

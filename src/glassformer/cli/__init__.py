@@ -28,6 +28,7 @@ VERBS: dict[str, str] = {
     "lens": "show what the model would say at every depth; train a tuned lens",
     "route": "trace the routes of information that lead to a prediction",
     "behaviour": "ask for known habits: sinks, suppression, rank, long contexts, recitation",
+    "probe": "fit linear probes of a property at every layer; erase it",
     "circuits": "find what heads do, which read which, and how much it matters",
     "study": "check what papers claim, in miniature: list, run, report, verify",
     "train": "train a model by a recipe, or resume it",

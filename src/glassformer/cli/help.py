@@ -18,7 +18,8 @@ import tyro
 PLACEHOLDERS = {
     "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
     "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "head": "HEAD", "heads": "HEAD",
-    "host": "ADDRESS", "image": "IMAGE", "key": "POSITION", "mechanisms": "MECHANISM", "model": "MODEL", "name": "NAME",
+    "host": "ADDRESS", "image": "IMAGE", "key": "POSITION", "label": "LABEL", "mechanisms": "MECHANISM",
+    "model": "MODEL", "name": "NAME",
     "others": "RUN", "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE",
     "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN",
     "set": "PATH=VALUE",

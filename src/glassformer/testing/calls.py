@@ -28,6 +28,7 @@ from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.sweep import logit_difference
 from glassformer.analysis.vocabulary import crossed_trigrams
 from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer
+from glassformer.data.labels import LabelledDocument, LabelledText, Node, Tree
 from glassformer.errors import RunFolderError
 from glassformer.models import Model
 from glassformer.testing.layers import randomise
@@ -263,6 +264,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
         "texts": fits.batch,
         "draws": 2,
     },
+    "structural_probe": lambda fits: {"texts": _with_trees(), "folds": 2, "steps": 2},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),
@@ -297,6 +299,14 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
 def _labelled(fits: _Fits) -> dict[str, Any]:
     """Return two classes of positions, of as many documents as there are rows."""
     return {"labels": [torch.arange(64) // 2 % 2] * len(fits.ids), "folds": 2}
+
+
+def _with_trees() -> LabelledText:
+    """Return four documents of five tokens that any model has, each standing within the one before."""
+    nodes = tuple(Node("node", i, 5, i - 1) for i in range(5))
+    spans = tuple((i, i + 1) for i in range(5))
+    one = LabelledDocument("abcde", (1, 2, 3, 4, 5), spans, {}, {}, Tree(nodes))
+    return LabelledText([one] * 4)
 
 
 def _crossed(fits: _Fits) -> dict[str, Any]:

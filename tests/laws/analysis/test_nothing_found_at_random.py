@@ -149,6 +149,7 @@ VERBS = {
     "prune": ["--n", "4", "--threshold", "0.5"], "circuits": [], "explain": [TEXT],
     "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT], "attention": [TEXT],
     "trace": [TEXT, "--subject", "path", "--samples", "4"],
+    "probe": ["--label", "copies.seen", "--length", "16"],
 }  # fmt: skip
 # verbs of a model that have nothing to state as found of its weights, and what they give instead
 STATES_NOTHING = {"generate": "a text", "serve": "a page"}

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from glassformer.analysis.labelled_rows import as_read
 from glassformer.analysis.prepare import prepare
 from glassformer.arguments import shown
 from glassformer.data import Batch
@@ -49,10 +50,13 @@ class SideRows(NamedTuple):
 def in_passes(model: ModuleLike, texts: Any, rows: int) -> list[Any]:
     """Return what each pass reads: texts, and rows of ids, so many together; all else is a pass by itself.
 
+    Labelled text is read as its rows of ids.
+
     Raises:
         AnalysisUnavailable: There is none.
         ShapeMismatch: They are no sequence, which can be gone through again.
     """
+    texts = as_read(model, texts)
     if isinstance(texts, Tensor):
         found = list(torch.atleast_2d(texts).split(rows))
     else:

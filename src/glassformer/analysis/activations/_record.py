@@ -104,7 +104,7 @@ def record_activations(
     Args:
         model: One of ours, or a module whose sites a spec names (`glassformer.foreign`).
         texts: What it reads: texts or rows of ids, each a document; ids `batch pos`; batches, whose packed documents
-            are told apart; of a model that reads pairs `(source, target)` or batches.
+            are told apart; labelled text; of a model that reads pairs `(source, target)` or batches.
         sites: Names, globs, short names (`resid_post`, of all layers) and heads (`L1H6.z`), of single positions. Axes
             beside batch and position are laid out flat in their order: rows of `z` have all of head 0 first.
         folder: Made if missing.

@@ -7,6 +7,10 @@ from glassformer.analysis.probes._sparse import (
     SparseProbes as SparseProbes,
     sparse_probe as sparse_probe,
 )
+from glassformer.analysis.probes._structural import (
+    StructuralProbes as StructuralProbes,
+    structural_probe as structural_probe,
+)
 from glassformer.analysis.probes._use import (
     ErasureEffects as ErasureEffects,
     erasure_effects as erasure_effects,

@@ -8,7 +8,6 @@ covariance, so that the best linear probe, of any convex loss, is a constant.
 Source: Belrose et al. 2023, "LEACE: Perfect linear concept erasure in closed form" (2306.03819), theorem 4.2.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from glassformer.analysis.activations import stored
 from glassformer.analysis.probes._moments import LabelledMoments
-from glassformer.analysis.probes._rows import LabelledRows, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, rows_of
 from glassformer.models import ModuleLike
 from glassformer.numerics import decompositions
 from glassformer.trace import Apply, At
@@ -69,13 +68,13 @@ class Eraser:
         return Apply(site, self, at=at or At())
 
 
-def fit_eraser(model: ModuleLike, texts: Any, labels: Tensor | Sequence[Tensor], site: str) -> Eraser:
+def fit_eraser(model: ModuleLike, texts: Any, labels: Labels, site: str) -> Eraser:
     """Fit the eraser of a property at a site.
 
     Args:
         model: As for `probe`, and so are texts and labels.
         texts: What the model reads, or a store of its activations.
-        labels: Class of each position.
+        labels: Class of each position, as for `probe`.
         site: Name of one site.
 
     Raises:
@@ -83,6 +82,7 @@ def fit_eraser(model: ModuleLike, texts: Any, labels: Tensor | Sequence[Tensor],
         AnalysisUnavailable: There are fewer than two classes.
         UnknownSite: The model, or the store, has no such site.
     """
+    texts, labels = read_with(model, texts, labels)
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])
         return Eraser.of(LabelledRows.of(found, labels, 1, 0).whole(rows_of(found)))

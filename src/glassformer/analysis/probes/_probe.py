@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer.analysis.activations import ActivationStore, StoredSite, stored
 from glassformer.analysis.probes._linear import Kind, LinearProbe
-from glassformer.analysis.probes._rows import LabelledRows, Read, random_rows, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, Read, random_rows, read_with, rows_of
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import interval
 from glassformer.arguments import Count, Positive, Several
@@ -65,7 +65,7 @@ class Probes(Result):
 def probe(
     model: ModuleLike,
     texts: Any,
-    labels: Tensor | Sequence[Tensor],
+    labels: Labels,
     *,
     classes: Sequence[str] | None = None,
     sites: str | Several[str] = "resid_post",
@@ -80,10 +80,12 @@ def probe(
 
     Args:
         model: One of ours, or a module whose sites a spec names.
-        texts: What it reads, as `record_activations` takes it, each text a document; or a store of its activations.
-        labels: For each document a class for each of its positions, from 0, below zero where there is none; or one
+        texts: What it reads, as `record_activations` takes it, each text a document; or labelled text, of a model that
+            reads pairs that of sources and that of targets; or a store of its activations.
+        labels: Name of a property of labelled text, or a column of it, `text.column("kind")`, which goes with a store
+            too; or for each document a class for each of its positions, from 0, below zero where there is none; or one
             tensor with a class for each row that is recorded.
-        classes: Names of classes.
+        classes: Names of classes; a column has its own.
         sites: Names, globs or short names; the stream behind each layer by default.
         kind: `ridge`, least squares; `means`, the nearest class mean; `logistic`, with scikit-learn.
         penalty: Of ridge, as a share of the mean variance of a coordinate; of logistic regression, on half the squared
@@ -94,7 +96,9 @@ def probe(
         report: Called with (done, total) sites.
 
     Raises:
-        ShapeMismatch: Labels do not fit the rows.
+        ShapeMismatch: Labels do not fit the rows, or are of other tokens than the model reads.
+        TextError: A labelled document has more tokens than the context; `text.cut` leaves the first.
+        DataError: The labelled text has no such property.
         AnalysisUnavailable: There are fewer than two classes, two folds, or documents than folds; or the untrained
             model's store is of other rows.
         UnknownSite: A name that no site has.
@@ -104,6 +108,7 @@ def probe(
         raise AnalysisUnavailable(
             "probe: what a probe tells is asked of documents it has not seen: folds is 2 or more."
         )
+    texts, labels = read_with(model, texts, labels)
     with contextlib.ExitStack() as stack:
         store, names = stack.enter_context(stored(model, texts, sites))
         other = None if untrained is None else stack.enter_context(stored(untrained, texts, names))[0]

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.activations import StoredSite
+from glassformer.analysis.activations import ActivationStore, StoredSite
+from glassformer.analysis.labelled_rows import as_read, is_labelled, labels_of_rows
 from glassformer.analysis.probes._linear import Kind, LinearProbe, from_moments, logistic
 from glassformer.analysis.probes._moments import LabelledMoments
+from glassformer.data.labels import Column, LabelledText
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.models import ModuleLike, require_module
 
 BATCH = 2**14  # rows read at once
 
 Read = Callable[[], Iterable[Tensor]]
+# by row; by document and position; a property of labelled text, by its name or as the column of tokens that have it, of
+# a source and its target two
+Labels = Tensor | Sequence[Tensor] | str | Column | tuple[Column, Column]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +46,7 @@ class LabelledRows:
     def of(
         cls,
         site: StoredSite,
-        labels: Tensor | Sequence[Tensor],
+        labels: Labels,
         n_folds: int,
         seed: int,
         classes: Sequence[str] | None = None,
@@ -48,7 +55,8 @@ class LabelledRows:
 
         Args:
             site: Whose rows they are.
-            labels: Class of each row of the store; or for each document the class of each position.
+            labels: Class of each row of the store; or for each document the class of each position; or a column, which
+                names the classes too, of a source and its target two.
             n_folds: Documents that have a label are dealt out to so many.
             seed: Source of the order in which they are dealt.
             classes: Names of classes; their numbers by default.
@@ -58,7 +66,11 @@ class LabelledRows:
             AnalysisUnavailable: There are fewer than two classes, or fewer documents with a label than folds.
         """
         documents = site.documents
-        of_rows = _of_rows(site, labels, documents)
+        if (columns := columns_of(labels)) is not None:
+            classes = tuple(sorted({name for one in columns for name in one.classes}))
+            of_rows = _of_column(site, columns[0 if site.column.source else -1], documents, classes)
+        else:
+            of_rows = _of_rows(site, labels, documents)
         there = of_rows[of_rows >= 0].unique()
         if len(there) < 2:
             raise AnalysisUnavailable(
@@ -176,7 +188,53 @@ def random_rows(tokens: Int[Tensor, " row"], width: int, seed: int) -> Read:
     return lambda: (table[part] for part in tokens.split(BATCH))
 
 
-def _of_rows(site: StoredSite, labels: Tensor | Sequence[Tensor], documents: Tensor) -> Int[Tensor, " row"]:
+def read_with(model: ModuleLike | ActivationStore, texts: Any, labels: Labels) -> tuple[Any, Labels]:
+    """Return what a model reads, and its labels: of a labelled text its rows, and the column of a property.
+
+    Args:
+        model: What reads it, or a store of what it made of it.
+        texts: As for `probe`.
+        labels: As for `probe`.
+
+    Raises:
+        AnalysisUnavailable: The model is none.
+        ShapeMismatch: A property is named of texts without labels; or as for `as_read`.
+        DataError: The labelled text has no such property.
+    """
+    if not isinstance(model, ActivationStore):
+        require_module(model, "a probe")
+    if isinstance(labels, str):
+        if not is_labelled(texts):
+            raise ShapeMismatch(
+                f'labels="{labels}" names a property of labelled text, and these texts have no labels: give what '
+                "glassformer.data.labels makes as texts, or labels.column(…) beside a store of it."
+            )
+        columns = tuple(one.column(labels) for one in ([texts] if isinstance(texts, LabelledText) else texts))
+        labels = columns[0] if len(columns) == 1 else (columns[0], columns[1])
+    return (texts if isinstance(model, ActivationStore) else as_read(model, texts)), labels
+
+
+def columns_of(labels: Labels) -> tuple[Column, ...] | None:
+    """Return the columns that labels are, of source and target, or of all that is read; None if they are tensors."""
+    if isinstance(labels, Column):
+        return (labels,)
+    if isinstance(labels, tuple) and all(isinstance(one, Column) for one in labels):
+        return cast("tuple[Column, ...]", labels)
+    return None
+
+
+def _of_column(site: StoredSite, column: Column, documents: Tensor, classes: Sequence[str]) -> Int[Tensor, " row"]:
+    if len(column.text) != site.store.documents:
+        raise ShapeMismatch(
+            f"the store is of {site.store.documents:,} documents, and the labelled text has {len(column.text):,}: let "
+            "the model read the labelled text itself."
+        )
+    found = labels_of_rows(site.tokens, documents, site.positions, column)
+    place = torch.tensor([*map(classes.index, column.classes), -1])
+    return place[found]
+
+
+def _of_rows(site: StoredSite, labels: Any, documents: Tensor) -> Int[Tensor, " row"]:
     if isinstance(labels, Tensor):
         if labels.shape != (len(site),):
             raise ShapeMismatch(

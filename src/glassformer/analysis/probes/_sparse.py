@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis.activations import StoredSite, stored
-from glassformer.analysis.probes._rows import LabelledRows, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, rows_of
 from glassformer.analysis.probes._subsets import LeastSquares, best_of_all, grown
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
@@ -72,7 +72,7 @@ class SparseProbes(Result):
 def sparse_probe(
     model: ModuleLike,
     texts: Any,
-    labels: Tensor | Sequence[Tensor],
+    labels: Labels,
     site: str,
     *,
     counts: Several[int] = COUNTS,
@@ -86,7 +86,8 @@ def sparse_probe(
     Args:
         model: As for `probe`, and so are texts and labels.
         texts: What the model reads, or a store of its activations.
-        labels: 1 where a position has the property, 0 where it has not, below zero where that is not said.
+        labels: As for `probe`, of two classes, `text.column("kind").one_vs_rest("number")`: 1 where a position has the
+            property, 0 where it has not, below zero where that is not said.
         site: Name of one site: `blocks.2.mlp.act` for neurons.
         counts: How many coordinates to choose.
         select: `grown`, the set of each size that least squares grows, with swaps; and rankings: `single`, by what each
@@ -106,13 +107,15 @@ def sparse_probe(
     """
     if folds < 2:
         raise AnalysisUnavailable("sparse_probe: what is chosen is tried on other documents: folds is 2 or more.")
+    texts, labels = read_with(model, texts, labels)
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])
         rows = LabelledRows.of(found, labels, folds, seed)
         if rows.n_classes > 2:
             raise AnalysisUnavailable(
                 "sparse_probe tells one property from its absence, 1 from 0; these labels go up to "
-                f"{rows.n_classes - 1}.\n    Ask of each class by itself, below zero where a row has no label."
+                f"{rows.n_classes - 1}.\n    Ask of each class by itself, below zero where a row has no label; of a "
+                'column by text.column(…).one_vs_rest("…").'
             )
         split = _Split.of(found, rows)
     counts = sorted({k for k in counts if k <= split.problem.cross.numel()})

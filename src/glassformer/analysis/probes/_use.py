@@ -23,7 +23,7 @@ from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.probes._eraser import Eraser
 from glassformer.analysis.probes._linear import Kind
 from glassformer.analysis.probes._moments import LabelledMoments
-from glassformer.analysis.probes._rows import LabelledRows, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, rows_of
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import interval
 from glassformer.arguments import Count, Positive, Several
@@ -64,7 +64,7 @@ class ErasureEffects(Result):
 def erasure_effects(
     model: ModelLike,
     texts: Sequence[Any] | Tensor,
-    labels: Tensor | Sequence[Tensor],
+    labels: Labels,
     *,
     sites: str | Several[str] = "resid_post",
     kind: Kind = "ridge",
@@ -80,7 +80,7 @@ def erasure_effects(
 
     Args:
         model: One that predicts next tokens.
-        texts: Texts or rows of ids, each a document.
+        texts: Texts, rows of ids or labelled text, each a document.
         labels: As for `probe`.
         sites: The same; places of the stream.
         kind: Of probes, as for `probe`.
@@ -98,6 +98,7 @@ def erasure_effects(
     """
     if folds < 2:
         raise AnalysisUnavailable("erasure_effects: what is fitted is tried on other documents: folds is 2 or more.")
+    texts, labels = read_with(model, texts, labels)
     documents = list(texts)
     told, costs = list[Tensor](), list[Tensor]()
     with stored(model, documents, sites) as (store, names):

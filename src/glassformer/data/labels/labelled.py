@@ -4,6 +4,7 @@ Labels are of characters first, and of tokens by one rule: a token has the class
 space, or of its first if it is nothing else. `straddles` says of which tokens that hides another class.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from glassformer.arguments import Count
 from glassformer.data.labels.tree import Phrase, Span, Tree
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError, nearest
@@ -30,12 +32,31 @@ class Property(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One property of all tokens that have it, a row each: document, token within it, and class as a number."""
+    """One property of all tokens that have it, a row each: document, token within it, and class as a number.
+
+    `text` is what they are of, so that a probe finds the same tokens where a model read them.
+    """
 
     document: Int[Tensor, " row"]
     token: Int[Tensor, " row"]
     label: Int[Tensor, " row"]
     classes: tuple[str, ...]
+    text: "LabelledText"
+
+    def one_vs_rest(self, name: str) -> "Column":
+        """One class, as 1, against all others, as 0: what a sparse probe asks.
+
+        Args:
+            name: Of the class.
+
+        Raises:
+            DataError: There is no such class.
+        """
+        if name not in self.classes:
+            told = ", ".join(self.classes) or "none"
+            raise DataError(f'no class "{name}".{nearest(name, self.classes)} Classes: {told}.')
+        is_it = (self.label == self.classes.index(name)).long()
+        return self._replace(label=is_it, classes=(f"not {name}", name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +86,12 @@ class LabelledDocument:
 
     @cached_property
     def phrases(self) -> tuple[Phrase, ...]:
-        """The tree's nodes as tokens, those that begin or end within a token left out.
+        """The tree's nodes as tokens, those that begin or end within a token, or are cut off, left out.
 
         Raises:
             DataError: The text has no tree.
         """
-        return tuple(self._tree.phrases(self.words))
+        return tuple(self._tree.phrases(self.words, self._whole_until))
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
@@ -90,6 +111,25 @@ class LabelledDocument:
             end: The one behind the last; all that follow by default.
         """
         return self._tree.distances(self.nodes[first:end])
+
+    def cut(self, longest: int) -> "LabelledDocument":
+        """The first tokens, so many at most; text and tree stay whole."""
+        if len(self.ids) <= longest:
+            return self
+        here = slice(longest)
+        return dataclasses.replace(
+            self,
+            ids=self.ids[here],
+            spans=self.spans[here],
+            classes={name: told[here] for name, told in self.classes.items()},
+            straddles={name: told[here] for name, told in self.straddles.items()},
+        )
+
+    @property
+    def _whole_until(self) -> int:
+        """Where the tokens end, behind white space that no token may hold."""
+        end = self.spans[-1][1] if self.spans else 0
+        return end + len(self.text[end:]) - len(self.text[end:].lstrip())
 
     @property
     def _tree(self) -> Tree:
@@ -113,6 +153,14 @@ class LabelledText(tuple[LabelledDocument, ...]):
         total = counts.total()
         return Property(name, dict(counts.most_common()), max(counts.values()) / total if total else float("nan"))
 
+    def cut(self, longest: Count) -> "LabelledText":
+        """The first tokens of each document, for a model that reads no more at once.
+
+        Args:
+            longest: So many tokens of a document, at most.
+        """
+        return LabelledText(document.cut(longest) for document in self)
+
     def column(self, name: str, *, straddling: bool = True) -> Column:
         """One property of all tokens that have it.
 
@@ -133,8 +181,8 @@ class LabelledText(tuple[LabelledDocument, ...]):
         classes = tuple(sorted({one for _, _, one in rows}))
         place = {one: i for i, one in enumerate(classes)}
         table = torch.tensor([(d, i, place[one]) for d, i, one in rows], dtype=torch.long).view(-1, 3)
-        documents, tokens, labels = table.unbind(-1)
-        return Column(documents, tokens, labels, classes)
+        documents, tokens, labels = table.mT.contiguous()
+        return Column(documents, tokens, labels, classes, self)
 
     @property
     def _names(self) -> tuple[str, ...]:

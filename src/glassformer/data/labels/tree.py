@@ -84,11 +84,12 @@ class Tree:
         lengths = torch.tensor([len(path) for path in paths], dtype=torch.long)
         return lengths[:, None] + lengths[None] - 2 * shared
 
-    def phrases(self, words: Iterable[Span]) -> list[Phrase]:
+    def phrases(self, words: Iterable[Span], until: int | None = None) -> list[Phrase]:
         """Nodes that begin and end where tokens do, in the tree's order; those that end within a token are left out.
 
         Args:
             words: Span of each token in the text, white space around it left out; empty if it is nothing else.
+            until: The character before which nodes end, if tokens are of the text's beginning; all by default.
         """
         there = [(i, first, end) for i, (first, end) in enumerate(words) if first < end]
         firsts, ends = [first for _, first, _ in there], [end for _, _, end in there]
@@ -97,6 +98,7 @@ class Tree:
             # tokens stand in order: those within a node, and those that have any of its characters
             within = bisect_left(firsts, node.first), bisect_right(ends, node.end)
             meeting = bisect_right(ends, node.first), bisect_left(firsts, node.end)
-            if within == meeting and within[0] < within[1]:
+            is_whole = until is None or node.end <= until
+            if within == meeting and within[0] < within[1] and is_whole:
                 found.append(Phrase(there[within[0]][0], there[within[1] - 1][0] + 1, node.kind))
         return found

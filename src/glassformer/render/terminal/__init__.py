@@ -9,12 +9,13 @@ from glassformer.render.terminal import (
     explanation,
     gradients,
     lens,
+    probes,
     token_flow,
     vocabulary,
 )
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
-    "attention", "causal", "circuits", "costs", "edges", "explanation", "gradients", "largest", "lens", "lines", "show",
-    "token_flow", "vocabulary",
+    "attention", "causal", "circuits", "costs", "edges", "explanation", "gradients", "largest", "lens", "lines",
+    "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip
