@@ -274,6 +274,7 @@ WRITING: dict[str, list[str]] = {
     "attribute": [TEXT, "--method", "direct"],
     "lens": [TEXT, "--train", "tuned.safetensors", "--steps", "0"],
     "route": [TEXT],
+    "backward": [TEXT],
     "behaviour": [TEXT, "--habits", "sinks"],
     "circuits": ["--rows", "2"],
     "params": [],

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "trace": "corrupt the subject of a text and restore one state at a time",
     "attribute": "say which parts and which tokens add to the next token",
     "lens": "show what the model would say at every depth; train a tuned lens",
+    "backward": "read as tokens what a gradient step would write; write one fact",
     "route": "trace the routes of information that lead to a prediction",
     "behaviour": "ask for known habits: sinks, suppression, rank, long contexts, recitation",
     "circuits": "find what heads do, which read which, and how much it matters",

@@ -148,6 +148,7 @@ VERBS = {
     "patch": ["--n", "8"], "paths": ["--n", "8"], "edges": ["--n", "8", "--verify", "2"],
     "prune": ["--n", "4", "--threshold", "0.5"], "circuits": [], "explain": [TEXT],
     "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT], "attention": [TEXT],
+    "backward": [TEXT],
     "trace": [TEXT, "--subject", "path", "--samples", "4"],
 }  # fmt: skip
 # verbs of a model that have nothing to state as found of its weights, and what they give instead

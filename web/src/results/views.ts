@@ -3,6 +3,7 @@
 import type { Component } from "svelte";
 
 import type { Result } from "../documents/results";
+import BackwardView from "./BackwardView.svelte";
 import CircuitView from "./CircuitView.svelte";
 import ComponentsView from "./ComponentsView.svelte";
 import CostsView from "./CostsView.svelte";
@@ -16,6 +17,7 @@ export const VIEWS: Readonly<Record<string, Component<{ result: Result }> | unde
   SkipTrigrams: RankedTokensView,
   TokenCircuits: RankedTokensView,
   LensGrid: LensView,
+  BackwardLens: BackwardView,
   FlowRoutes: RoutesView,
   DirectLogitAttribution: ComponentsView,
   EdgeAttribution: CircuitView,

@@ -108,6 +108,24 @@ export const READERS: Readonly<Record<string, Reader>> = {
       kl_bits: spoken("How far the prediction at each place is from the last one; 0 where they agree."),
     },
   ],
+  BackwardLens: [
+    spoken("What would a step of gradient descent towards the answer write into each layer, as tokens?"),
+    {
+      answer_rank: spoken("Rank of the answer among what a step writes: 1 is the likeliest."),
+      toward: spoken(
+        "Of maps that write: how much a step moves what they give along the answer’s direction, as a cosine.",
+      ),
+    },
+  ],
+  FactEdit: [
+    spoken("What changes when a fact is written into one MLP, and when a gradient step of the same size is made?"),
+    {
+      scores: spoken(
+        "Efficacy: the answer comes first after the prompt. Paraphrase: share of other ways to ask after which it does. Neighbourhood: share of other prompts whose likeliest token stays.",
+      ),
+      log_probability: spoken("Of the answer after each prompt, in nats."),
+    },
+  ],
   LensDivergence: [
     spoken("How far is each lens from what the model says in the end?"),
     { kl_bits: spoken("Mean distance over positions; 0 where they agree.") },
