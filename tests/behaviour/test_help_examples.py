@@ -54,6 +54,8 @@ def less(verb: str, example: str) -> str:
     if verb in ("patch", "prune") and "--clean" not in example and "--pairs" not in example:
         # of fewer pairs nothing is found
         return " --n 12"
+    if verb == "features" and " train " in example:
+        return " --rows 8 --steps 5"
     return " --rows 4" if verb == "circuits" else ""
 
 

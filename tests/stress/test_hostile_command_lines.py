@@ -45,6 +45,11 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     ),
     "route": ([MODEL, "a b"], ["--positions", "--threshold", "--top"], ["--stack", "--pairs"]),
     "behaviour": ([MODEL, "a b c"], ["--last", "--sink", "--recent", "--top"], ["--habits", "--word", "--other"]),
+    "features": (
+        ["list", MODEL, "nowhere"],
+        ["--top", "--seed", "--width", "--sparsity", "--lr"],
+        ["--site", "--data", "--kind"],
+    ),
     "serve": (["nowhere", "--no-browser"], ["--port", "--memory"], ["--host", "--token"]),
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),

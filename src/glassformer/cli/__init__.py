@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "route": "trace the routes of information that lead to a prediction",
     "behaviour": "ask for known habits: sinks, suppression, rank, long contexts, recitation",
     "circuits": "find what heads do, which read which, and how much it matters",
+    "features": "train, list and show dictionaries of features of a site",
     "study": "check what papers claim, in miniature: list, run, report, verify",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",

@@ -152,7 +152,7 @@ VERBS = {
     "trace": [TEXT, "--subject", "path", "--samples", "4"],
 }  # fmt: skip
 # verbs of a model that have nothing to state as found of its weights, and what they give instead
-STATES_NOTHING = {"generate": "a text", "serve": "a page"}
+STATES_NOTHING = {"generate": "a text", "serve": "a page", "features": "a dictionary, and what it is worth"}
 
 
 def test_every_command_that_computes_with_a_model_is_asked_or_known_to_state_nothing() -> None:

@@ -26,6 +26,8 @@ const SHOWN: Readonly<Record<string, readonly string[]>> = {
   AttentionCosts: [...RATIOS, ...GROWTH],
   LensGrid: ["top", "top_probability", "answers"],
   BackwardLens: ["norm", "small", "most", "least", "writes", "answers"],
+  FeatureExamples: ["activations", "density"],
+  FeatureTokens: ["raised", "lowered", "raised_tokens", "lowered_tokens"],
   DirectLogitAttribution: ["answer", "against", "position"],
   Acdc: ["in_circuit"],
   InputGradients: ["answers", "against"],

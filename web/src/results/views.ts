@@ -7,12 +7,15 @@ import BackwardView from "./BackwardView.svelte";
 import CircuitView from "./CircuitView.svelte";
 import ComponentsView from "./ComponentsView.svelte";
 import CostsView from "./CostsView.svelte";
+import FeaturesView from "./FeaturesView.svelte";
 import LensView from "./LensView.svelte";
 import RankedTokensView from "./RankedTokensView.svelte";
 import RoutesView from "./RoutesView.svelte";
 
 export const VIEWS: Readonly<Record<string, Component<{ result: Result }> | undefined>> = {
   AttentionCosts: CostsView,
+  FeatureExamples: FeaturesView,
+  FeatureTokens: RankedTokensView,
   TokenPairs: RankedTokensView,
   SkipTrigrams: RankedTokensView,
   TokenCircuits: RankedTokensView,

@@ -126,6 +126,26 @@ export const READERS: Readonly<Record<string, Reader>> = {
       log_probability: spoken("Of the answer after each prompt, in nats."),
     },
   ],
+  DictionaryQuality: [
+    spoken("How sparse, how faithful and how alive is the dictionary, on text that it was not trained on?"),
+    {
+      by_density: spoken("Features by the share of positions at which they fire; those at 0 are dead there."),
+    },
+  ],
+  SpliceLoss: [
+    spoken("What does the model lose if the site holds what the dictionary makes of it, and nothing else?"),
+    {
+      loss: spoken(
+        "Mean loss of next tokens in nats: as it is, with the dictionary in its place, and with the site ablated.",
+      ),
+      kl: spoken("How far predictions are from those of the model as it is, in nats."),
+    },
+  ],
+  FeatureExamples: [spoken("On which tokens does each feature fire most?"), {}],
+  FeatureTokens: [
+    spoken("Which next tokens does each feature promote and suppress, if nothing behind it reads it first?"),
+    {},
+  ],
   LensDivergence: [
     spoken("How far is each lens from what the model says in the end?"),
     { kl_bits: spoken("Mean distance over positions; 0 where they agree.") },
