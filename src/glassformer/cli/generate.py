@@ -112,7 +112,9 @@ def generate(
         return make_images(loaded, text, seed, out, asked)
     require_text(loaded)
     require(out is None, "--out is of a model that makes images; this one writes text. Give --json FILE.")
-    require(steer_from is None or steer or features, "--steer-from says where --steer or --features begin: give one.")
+    require(
+        steer_from is None or bool(steer or features), "--steer-from says where --steer or --features begin: give one."
+    )
     require(
         steer_from is None or steer_from >= 0, "--steer-from counts from the begin of the text, since its end moves."
     )

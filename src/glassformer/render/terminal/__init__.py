@@ -16,6 +16,6 @@ from glassformer.render.terminal import (
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
-    "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients", "largest", "lens", "lines",
-    "show", "token_flow", "vocabulary",
+    "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients", "largest", "lens",
+    "lines", "show", "token_flow", "vocabulary",
 ]  # fmt: skip
