@@ -215,6 +215,16 @@ def settled(word: str) -> Callable[[Any], Found]:
     return judged
 
 
+def writing(word: str) -> Callable[[Any], Found]:
+    def judged(document: Any) -> Found:
+        (lens,) = document["results"]
+        label = lens["norm"]["coords"]["map"][-1]
+        said = lens["words"][str(lens["least"]["values"][-1][-1][0])]
+        return Found(said == word and lens["writes"]["values"][-1] == 1, f"`{said}` into {label}")
+
+    return judged
+
+
 def pruned(document: Any) -> Found:
     found, least = document["results"][0], done(document)
     kept = (found["cost_empty"] - found["cost"]) / (found["cost_empty"] - found["cost_full"])
@@ -541,6 +551,8 @@ CHECKS = [
           answered(" Mary")),
     Check("smollm2 lens", ("lens", "OURS", FRANCE), "` Paris` is likeliest from some depth on", 30, settled(" Paris")),
     Check("smollm2 attribute", ("attribute", "OURS", STORE), ANSWERS, 40, done),
+    Check("smollm2 backward", ("backward", "OURS", FRANCE, "--answer", " Rome"),
+          "a step writes ` Rome` into the last output matrix", 60, writing(" Rome")),
     Check("smollm2 attention", ("attention", "OURS", STORE), ANSWERS, 30, done),
     Check("smollm2 route", ("route", "OURS", STORE), ANSWERS, 60, done),
     Check("smollm2 behaviour", ("behaviour", "OURS", FRANCE), ANSWERS, 90, done),

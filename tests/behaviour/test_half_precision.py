@@ -28,7 +28,8 @@ TEXTS = {"attn-only-2l": "import os\nimport sys\nimport", "gpt-4l": "for i in ra
 DEFAULT = ("explain",)
 # needs what only a reader has (files, a network, another library), or long
 NOT_HERE = re.compile(
-    r"my-|runs/|pairs\.|mine|path/to|/|glassformer (train|serve)|--tuned|gpt2-ours|gpt-like|--train|stories|\.gguf"
+    r"my-|runs/|pairs\.|mine|path/to|/|glassformer (train|serve|features train)|--tuned|gpt2-ours|gpt-like|--train"
+    r"|stories|\.gguf"
 )
 FEW = {"circuits": "--rows 2", "patch": "--n 4", "paths": "--n 4", "edges": "--n 4", "prune": "--n 4"}
 # the quickest of each kind: reading, taking apart, weights and ablations

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import glassformer as gf
 from glassformer import checkpoints
+from glassformer.analysis import dictionaries
 from glassformer.cli import VERBS, main
 from glassformer.cli.parsing import call_of
 from glassformer.data import Planted, Shapes, TextConfig
@@ -54,6 +55,8 @@ def less(verb: str, example: str) -> str:
     if verb in ("patch", "prune") and "--clean" not in example and "--pairs" not in example:
         # of fewer pairs nothing is found
         return " --n 12"
+    if verb == "features" and " train " in example:
+        return " --rows 8 --steps 5"
     return " --rows 4" if verb == "circuits" else ""
 
 
@@ -91,6 +94,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     train(recipe(model=images, data=Shapes(batch_size=4), steps=2), Path("runs/shapes"))
     checkpoints.save(image_generator(Patches((8, 8), 2), 8, layers, n_classes=10).build(), "runs/digits-generator")
     save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
+    own = dictionaries.TopK(256, 32, k=8).build()
+    own.facts = {"site": "blocks.0.resid_post"}
+    dictionaries.save_dictionary(own, "my-dictionary")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     shutil.copy(scaled_scores.__file__, "my_study.py")
     return tmp_path

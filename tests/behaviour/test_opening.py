@@ -128,7 +128,7 @@ def test_layers_read_one_by_one_are_looked_at(tmp_path: Path) -> None:
 
 
 VERBS = [
-    "explain", "circuits", "generate", "lens", "attribute", "route", "trace",
+    "explain", "circuits", "generate", "lens", "attribute", "backward", "route", "trace",
     "patch", "edges", "prune --threshold 1", "paths",
 ]  # fmt: skip
 AFTER = {
@@ -136,6 +136,7 @@ AFTER = {
     "generate": "ab",
     "lens": "ab",
     "attribute": "ab",
+    "backward": "ab",
     "route": "ab",
     "trace": "ab",
     "paths": "logits",

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "lens": (TEXT,),
     "route": (TEXT,),
     "attribute": (TEXT,),
+    "backward": (TEXT,),
     "behaviour": (TEXT,),
     "trace": (TEXT, "--subject", "sys"),
     "patch": PAIRS,

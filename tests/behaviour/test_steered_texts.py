@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import safetensors
+import safetensors.torch
 import torch
 from safetensors.torch import save as serialise, save_file
 
 import glassformer as gf
+from glassformer.analysis import dictionaries
 from glassformer.cli import main
 from glassformer.errors import UnknownAxis, UnknownSite
 from glassformer.models import GREEDY, generate, stream
@@ -146,6 +148,47 @@ def test_a_file_of_one_tensor_needs_no_name_and_no_factor(
     )
 
 
+def test_vectors_and_features_hold_from_a_position_on(
+    model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    site, width = "blocks.0.resid_post", 256
+    save_file({"push": torch.randn(width, generator=torch.Generator().manual_seed(0))}, tmp_path / "v.safetensors")
+    made = dictionaries.TopK(width, 32, k=8).build(seed=1)
+    made.facts = {"site": site, "digest": model.digest()}
+    folder = dictionaries.save_dictionary(made, tmp_path / "dictionary")
+    # the same dictionary as is read: its numbers are rounded when the scale is folded in
+    split, place = dictionaries.attach(model, dictionaries.load_dictionary(folder)), f"{site}.features"
+    push = safetensors.torch.load_file(tmp_path / "v.safetensors")["push"]
+    later = gf.At(pos=slice(12, None))
+    three, five = gf.At(feature=3), gf.At(feature=5)
+    steer = f"{site}={tmp_path / 'v.safetensors'}*3"
+    cases: list[tuple[list[str], list[gf.trace.Edit]]] = [
+        (["--steer", steer, "--steer-from", "12"], [gf.Add(site, 3 * push, at=later)]),
+        (["--features", "3=40", "5*0"], [gf.Set(place, 40.0, at=three), gf.Scale(place, 0.0, at=five)]),
+        (["--features", "3=40", "--steer-from", "12"], [gf.Set(place, 40.0, at=gf.At(feature=3, pos=slice(12, None)))]),
+    ]
+    said = set[str]()
+    for options, edit in cases:
+        (text,) = generate(split, TEXTS[0], GREEDY, max_new_tokens=4, edit=edit).texts
+        named = ["--dictionary", str(folder)] if "--features" in options else []
+        assert printed(capsys, *options, *named) == f"{TEXTS[0]}{text}\n"
+        said.add(text)
+    assert said - {generate(model, TEXTS[0], GREEDY, max_new_tokens=4).texts[0]}
+
+
+def test_features_of_a_dictionary_of_another_model_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = dictionaries.TopK(256, 32, k=8).build()
+    made.facts = {"site": "blocks.0.resid_post", "digest": "sha256:of another", "model": "another"}
+    folder = str(dictionaries.save_dictionary(made, tmp_path / "dictionary"))
+    assert "this dictionary is of another model" in refused(capsys, "--dictionary", folder, "--features", "3=1")
+    made.facts = {"site": "blocks.0.resid_post"}
+    dictionaries.save_dictionary(made, folder)
+    for word, told in (("32=1", "features 0 to 31"), ("3", "FEATURE=ACTIVATION"), ("3*x", "a factor, a number")):
+        assert told in refused(capsys, "--dictionary", folder, "--features", word)
+
+
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_vector_in_few_bits_is_multiplied_in_many(
     stored: torch.dtype, model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -213,6 +256,11 @@ if tuple(map(int, safetensors.__version__.split(".")[:2])) < (0, 6):
         ("--steer blocks.0.resid_post=complex.safetensors:complex", COMPLEX),
         ("--steer blocks.0.resid_post={file}:nan", "holds NaN or infinite numbers"),
         ("--steer blocks.0.resid_post={file}:a*inf", "holds NaN or infinite numbers"),
+        ("--features 3=1", "--features are of --dictionary FOLDER"),
+        ("--dictionary nowhere", "give both"),
+        ("--dictionary nowhere --features 3=1", 'cannot read a dictionary from "nowhere"'),
+        ("--steer-from 3", "give one"),
+        ("--steer blocks.0.resid_post={file}:a --steer-from -1", "counts from the begin of the text"),
         ("--ablate L1H9", 'no head "L1H9" in this model'),
         ("--read L1H5.pattern", "give --json FILE"),
         ("--read L1H5.patern --json found.json", 'Nearest: "L1H5.pattern"'),

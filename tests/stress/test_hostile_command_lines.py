@@ -38,12 +38,22 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "trace": ([MODEL, "a b", "--subject", "a"], ["--window", "--noise", "--top", "--seed"], ["--answer", "--subject"]),
     "attribute": ([MODEL, "a b"], ["--position", "--top"], ["--answer", "--against", "--method", "--pairs"]),
     "lens": ([MODEL, "a b"], ["--position", "--top", "--seed"], ["--answer", "--tuned", "--pairs", "--data"]),
+    "backward": (
+        [MODEL, "a b"],
+        ["--position", "--least", "--edit", "--size", "--top"],
+        ["--answer", "--target", "--maps"],
+    ),
     "route": ([MODEL, "a b"], ["--positions", "--threshold", "--top"], ["--stack", "--pairs"]),
     "behaviour": ([MODEL, "a b c"], ["--last", "--sink", "--recent", "--top"], ["--habits", "--word", "--other"]),
     "probe": (
         [MODEL, "--label", "copies.seen", "--n", "5"],
         ["--n", "--length", "--folds"],
         ["--label", "--sites", "--data"],
+    ),
+    "features": (
+        ["list", MODEL, "nowhere"],
+        ["--top", "--seed", "--width", "--sparsity", "--lr"],
+        ["--site", "--data", "--kind"],
     ),
     "serve": (["nowhere", "--no-browser"], ["--port", "--memory"], ["--host", "--token"]),
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
@@ -58,7 +68,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "parity": (["nowhere"], ["--length", "--steps"], ["--text", "--json"]),
     "sites": ([MODEL], ["--length"], ["--glob"]),
 }
-TEXT_VERBS = ("explain", "trace", "attribute", "lens", "route", "behaviour")
+TEXT_VERBS = ("explain", "trace", "attribute", "lens", "backward", "route", "behaviour")
 DOCUMENTED = (*TEXT_VERBS, "patch", "paths", "edges", "prune", "circuits")
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
-from glassformer.data.tokenizer import Specials
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
+from glassformer.data.tokenizer import Specials, Tokenizer
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, nearest, outside_vocabulary
 from glassformer.models import GREEDY, Model, ModelLike, ModuleLike, generate
 from glassformer.models.padding import WHOLE, Padding
 from glassformer.models.reading import (
@@ -175,10 +175,19 @@ def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) 
         raise TextError("the text is empty: give at least one token.")
     if len(ids) > 1:
         parts = " ".join(repr(tokenizer.token(i)) for i in ids)
-        raise TextError(f"{token!r} is {len(ids)} tokens ({parts}), and one next token is explained: give the first.")
+        raise TextError(
+            f"{token!r} is {len(ids)} tokens ({parts}), and one next token is explained: give the first."
+            + _nearest_token(tokenizer, token)
+        )
     if ids[0] == tokenizer.unk:
-        raise TextError(f"{token!r} is not in the vocabulary.")
+        raise TextError(f"{token!r} is not in the vocabulary.{_nearest_token(tokenizer, token)}")
     return ids[0]
+
+
+def _nearest_token(tokenizer: Tokenizer, text: str) -> str:
+    """Return which token is spelled most like a text, as errors say it."""
+    tokens = (tokenizer.token(id) for id in range(tokenizer.vocab_size))
+    return nearest(text, (token for token in tokens if token.isprintable()))
 
 
 def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"] | None) -> int:

@@ -182,5 +182,40 @@ def source_of(loaded: "ModelLike", model: str | None, run: Path | None, data: tu
     return TextConfig(length=length)
 
 
+def batches_of(
+    loaded: "ModelLike", model: str, data: tuple[str, ...], fitted: int, measured: int
+) -> tuple[list[Any], list[Any]]:
+    """Return batches of text to fit something to, and others to measure it on.
+
+    Args:
+        loaded: What reads them.
+        model: Its name, of whose recipe the text is by default.
+        data: Files, folders, globs, `python-stdlib`.
+        fitted: Batches to fit to, at most.
+        measured: Batches to measure on, at most.
+
+    Raises:
+        ConfigError: The text is no more than one row.
+    """
+    from glassformer.data import TextConfig
+    from glassformer.data.text.corpus import TextData
+
+    if not data:
+        built = source_of(loaded, model, None, ()).build(loaded.tokenizer)
+        return [built.batch(i, "train") for i in range(fitted)], [built.batch(i, "heldout") for i in range(measured)]
+    # one file is one document, which is held out as a whole or not at all: rows are set apart instead
+    source = TextConfig(length=min(256, loaded.config.max_len), sources=data, heldout=0.0, crop="cut")
+    built = source.build(loaded.tokenizer)
+    assert isinstance(built, TextData), "only a corpus that is streamed is of another class"
+    rows = built.stream("train").cuts(source.length)
+    require(rows >= 2, f"--data holds {rows} rows of {source.length} tokens; training and measuring take 2 or more.")
+    if rows < 5 * source.batch_size:
+        built = source.replace(batch_size=max(1, rows // 5)).build(loaded.tokenizer)
+    whole = rows // built.config.batch_size
+    last = max(1, min(measured, whole // 5))
+    batches = [built.batch(i, "train") for i in range(min(whole, fitted + last))]
+    return batches[:-last], batches[-last:]
+
+
 def _names(names: Any) -> str:
     return ", ".join(names) or "none"

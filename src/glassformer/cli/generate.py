@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of, require_text
-from glassformer.cli.edits import edits_of
+from glassformer.cli.edits import edits_of, steered
 from glassformer.cli.made_images import make_images
 from glassformer.cli.options import ModelName, Output, Reading
 from glassformer.cli.output import check, deliver
@@ -43,6 +43,9 @@ def generate(
     beams: int | None = None,
     ablate: tuple[str, ...] = (),
     steer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[SITE=FILE:NAME*FACTOR ...]")] = (),
+    dictionary: Path | None = None,
+    features: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[FEATURE=X|FEATURE*X ...]")] = (),
+    steer_from: int | None = None,
     read: tuple[str, ...] = (),
     json: Path | None = None,
     out: Path | None = None,
@@ -51,8 +54,8 @@ def generate(
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
-    What --ablate and --steer change, they change in the text and in every token behind it; the command sites lists
-    where they can. With --chat the answer alone is printed.
+    What --ablate, --steer and --features change, they change in the text and in every token behind it, or from
+    --steer-from on; the command sites lists where they can. With --chat the answer alone is printed.
 
     Examples:
         glassformer generate gpt-4l "def main(" --temperature 0.8 --top-p 0.95 --seed 1
@@ -60,6 +63,8 @@ def generate(
         head -c 300 script.py | glassformer generate gpt-4l - --temperature 0
         glassformer generate attn-only-2l "def f(x, y):" --ablate L1H6 L1H3 --read L0H1.pattern --json found.json
         glassformer generate attn-only-2l "def f(x, y):" --steer "blocks.0.resid_post=vectors.safetensors:joy*4"
+        glassformer generate attn-only-2l "def f():" --steer blocks.0.resid_post=vectors.safetensors:joy --steer-from 4
+        glassformer generate attn-only-2l "def f(x, y):" --dictionary my-dictionary --features "17=5" "3*0"
         glassformer generate runs/digits-generator "0 1 2 3 4 5 6 7 8 9" --out digits.png
 
     Args:
@@ -78,6 +83,9 @@ def generate(
         ablate: Heads, or sites of the forward pass, that are set to zero.
         steer: Vectors, from safetensors files, that are added at a site; a factor of 1 and the name of a file's only
             tensor may be left out.
+        dictionary: Folder of a dictionary of the model, as the command features trains it.
+        features: Features of the dictionary that are set to an activation (17=5) or scaled (3*0).
+        steer_from: Position from which --steer and --features hold, as the text that was read counts them.
         read: Sites, or heads' (L1H6.pattern), that are recorded in --json.
         json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
             printed when it is whole.
@@ -99,10 +107,18 @@ def generate(
     if loaded.config.denoises is not None:
         said = drawing | {"temperature": temperature, "max-new-tokens": max_new_tokens, "beams": beams, "json": json}
         said |= {"ablate": ablate, "steer": steer, "read": read, "beyond-context": beyond_context}
+        said |= {"dictionary": dictionary, "features": features, "steer-from": steer_from}
         asked = [f"--{name}" for name, one in said.items() if one not in (None, (), False)]
         return make_images(loaded, text, seed, out, asked)
     require_text(loaded)
     require(out is None, "--out is of a model that makes images; this one writes text. Give --json FILE.")
+    require(
+        steer_from is None or bool(steer or features), "--steer-from says where --steer or --features begin: give one."
+    )
+    require(
+        steer_from is None or steer_from >= 0, "--steer-from counts from the begin of the text, since its end moves."
+    )
+    loaded, set_features = steered(loaded, dictionary, features, steer_from)
     given, tokenizer = prompt_of(loaded, text, opening.chat), loaded.tokenizer
     if temperature is None:
         temperature = 0.0 if loaded.reads_pairs else 1.0
@@ -113,7 +129,7 @@ def generate(
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, left))
     options: dict[str, Any] = {
         "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
-        "beyond_context": beyond_context, "edit": edits_of(ablate, steer),
+        "beyond_context": beyond_context, "edit": [*edits_of(ablate, steer, steer_from), *set_features],
     }  # fmt: skip
     # refuses what cannot be generated before anything is printed
     drawn, found = _drawn(loaded, inputs, sampling, beams, read, options, whole=json is not None)
@@ -122,7 +138,8 @@ def generate(
     told = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
     told |= {"temperature": None if beams is not None else temperature}
     told |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
-    told |= {"chat": opening.chat or None}
+    told |= {"dictionary": None if dictionary is None else str(dictionary), "features": list(features) or None}
+    told |= {"steer_from": steer_from, "chat": opening.chat or None}
     with contextlib.redirect_stdout(sys.stderr):
         deliver("generate", loaded, told, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glassformer.cli.arguments import model_of, prompt_of, token_of
+from glassformer.cli.arguments import batches_of, model_of, prompt_of, token_of
 from glassformer.cli.options import Columns, Fitting, ModelName, Output, Reading, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
@@ -134,32 +134,8 @@ def _trained(model: "ModelLike", name: str, data: tuple[str, ...], steps: int, s
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
 
-    fitted, held_out = _batches(model, name, data)
+    fitted, held_out = batches_of(model, name, data, FITTED, MEASURED)
     with progress("training") as report:
         found = analysis.lens.fit_tuned_lens(model, fitted, steps=steps, seed=seed, report=report)
     with progress("measuring") as report:
         return found, analysis.lens.lens_divergence(model, found, held_out, report=report)
-
-
-def _batches(model: "ModelLike", name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """Return batches to learn from, and others to measure on."""
-    from glassformer.cli.arguments import source_of
-    from glassformer.config import require
-    from glassformer.data import TextConfig
-    from glassformer.data.text.corpus import TextData
-
-    if not data:
-        built = source_of(model, name, None, ()).build(model.tokenizer)
-        return [built.batch(i, "train") for i in range(FITTED)], [built.batch(i, "heldout") for i in range(MEASURED)]
-    # one file is one document, which is held out as a whole or not at all: rows are set apart instead
-    source = TextConfig(length=min(256, model.config.max_len), sources=data, heldout=0.0, crop="cut")
-    built = source.build(model.tokenizer)
-    assert isinstance(built, TextData), "only a corpus that is streamed is of another class"
-    rows = built.stream("train").cuts(source.length)
-    require(rows >= 2, f"--data holds {rows} rows of {source.length} tokens; training and measuring take 2 or more.")
-    if rows < 5 * source.batch_size:
-        built = source.replace(batch_size=max(1, rows // 5)).build(model.tokenizer)
-    whole = rows // built.config.batch_size
-    measured = max(1, min(MEASURED, whole // 5))
-    batches = [built.batch(i, "train") for i in range(min(whole, FITTED + measured))]
-    return batches[:-measured], batches[-measured:]

@@ -148,11 +148,12 @@ VERBS = {
     "patch": ["--n", "8"], "paths": ["--n", "8"], "edges": ["--n", "8", "--verify", "2"],
     "prune": ["--n", "4", "--threshold", "0.5"], "circuits": [], "explain": [TEXT],
     "behaviour": [TEXT], "attribute": [TEXT], "lens": [TEXT], "route": [TEXT], "attention": [TEXT],
+    "backward": [TEXT],
     "trace": [TEXT, "--subject", "path", "--samples", "4"],
     "probe": ["--label", "copies.seen", "--length", "16"],
 }  # fmt: skip
 # verbs of a model that have nothing to state as found of its weights, and what they give instead
-STATES_NOTHING = {"generate": "a text", "serve": "a page"}
+STATES_NOTHING = {"generate": "a text", "serve": "a page", "features": "a dictionary, and what it is worth"}
 
 
 def test_every_command_that_computes_with_a_model_is_asked_or_known_to_state_nothing() -> None:

@@ -25,6 +25,9 @@ export const GROWTH = ["growth", "growth_low", "growth_high"] as const;
 const SHOWN: Readonly<Record<string, readonly string[]>> = {
   AttentionCosts: [...RATIOS, ...GROWTH],
   LensGrid: ["top", "top_probability", "answers"],
+  BackwardLens: ["norm", "small", "most", "least", "writes", "answers"],
+  FeatureExamples: ["activations", "density"],
+  FeatureTokens: ["raised", "lowered", "raised_tokens", "lowered_tokens"],
   DirectLogitAttribution: ["answer", "against", "position"],
   Acdc: ["in_circuit"],
   InputGradients: ["answers", "against"],
@@ -70,13 +73,15 @@ export function factsOf(
   labels = FACTS,
 ): Fact[] {
   return entries.map(([name, value]): Fact => {
+    const isSetting = typeof value === "string" && SETTINGS.has(name);
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list
       ? list.includes(null)
         ? null
         : list.join(spoken(", "))
-      : brief(SETTINGS.has(name) ? spoken(String(value)) : value);
-    return [Object.hasOwn(labels, name) ? labels[name] : factName(name), words && cut(words, 240), explained(name)];
+      : brief(isSetting ? spoken(value) : value);
+    const label = Object.hasOwn(labels, name) && (isSetting || !SETTINGS.has(name)) ? labels[name] : factName(name);
+    return [label, words && cut(words, 240), explained(name)];
   });
 }
 

@@ -3,19 +3,24 @@
 import type { Component } from "svelte";
 
 import type { Result } from "../documents/results";
+import BackwardView from "./BackwardView.svelte";
 import CircuitView from "./CircuitView.svelte";
 import ComponentsView from "./ComponentsView.svelte";
 import CostsView from "./CostsView.svelte";
+import FeaturesView from "./FeaturesView.svelte";
 import LensView from "./LensView.svelte";
 import RankedTokensView from "./RankedTokensView.svelte";
 import RoutesView from "./RoutesView.svelte";
 
 export const VIEWS: Readonly<Record<string, Component<{ result: Result }> | undefined>> = {
   AttentionCosts: CostsView,
+  FeatureExamples: FeaturesView,
+  FeatureTokens: RankedTokensView,
   TokenPairs: RankedTokensView,
   SkipTrigrams: RankedTokensView,
   TokenCircuits: RankedTokensView,
   LensGrid: LensView,
+  BackwardLens: BackwardView,
   FlowRoutes: RoutesView,
   DirectLogitAttribution: ComponentsView,
   EdgeAttribution: CircuitView,

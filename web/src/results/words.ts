@@ -108,6 +108,44 @@ export const READERS: Readonly<Record<string, Reader>> = {
       kl_bits: spoken("How far the prediction at each place is from the last one; 0 where they agree."),
     },
   ],
+  BackwardLens: [
+    spoken("What would a step of gradient descent towards the answer write into each layer, as tokens?"),
+    {
+      answer_rank: spoken("Rank of the answer among what a step writes: 1 is the likeliest."),
+      toward: spoken(
+        "Of maps that write: how much a step moves what they give along the answer’s direction, as a cosine.",
+      ),
+    },
+  ],
+  FactEdit: [
+    spoken("What changes when a fact is written into one MLP, and when a gradient step of the same size is made?"),
+    {
+      scores: spoken(
+        "Efficacy: the answer comes first after the prompt. Paraphrase: share of other ways to ask after which it does. Neighbourhood: share of other prompts whose likeliest token stays.",
+      ),
+      log_probability: spoken("Of the answer after each prompt, in nats."),
+    },
+  ],
+  DictionaryQuality: [
+    spoken("How sparse, how faithful and how alive is the dictionary, on text that it was not trained on?"),
+    {
+      by_density: spoken("Features by the share of positions at which they fire; those at 0 are dead there."),
+    },
+  ],
+  SpliceLoss: [
+    spoken("What does the model lose if the site holds what the dictionary makes of it, and nothing else?"),
+    {
+      loss: spoken(
+        "Mean loss of next tokens in nats: as it is, with the dictionary in its place, and with the site ablated.",
+      ),
+      kl: spoken("How far predictions are from those of the model as it is, in nats."),
+    },
+  ],
+  FeatureExamples: [spoken("On which tokens does each feature fire most?"), {}],
+  FeatureTokens: [
+    spoken("Which next tokens does each feature promote and suppress, if nothing behind it reads it first?"),
+    {},
+  ],
   LensDivergence: [
     spoken("How far is each lens from what the model says in the end?"),
     { kl_bits: spoken("Mean distance over positions; 0 where they agree.") },

@@ -12,8 +12,13 @@ from glassformer.analysis.dictionaries._examples import (
     feature_examples as feature_examples,
 )
 from glassformer.analysis.dictionaries._files import (
+    DictionaryFolder as DictionaryFolder,
     load_dictionary as load_dictionary,
     save_dictionary as save_dictionary,
+)
+from glassformer.analysis.dictionaries._folders import (
+    dictionaries_in as dictionaries_in,
+    fit_dictionary as fit_dictionary,
 )
 from glassformer.analysis.dictionaries._jump_relu import (
     JumpRelu as JumpRelu,

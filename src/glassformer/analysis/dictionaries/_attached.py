@@ -45,8 +45,10 @@ def attach(model: ModuleLike, *dictionaries: SparseAutoencoder, site: str | None
     """
     model = require_module(model, "attach")
     for dictionary in dictionaries:
-        model = with_splits(model, {site_of(dictionary, site): dictionary})
+        name = site_of(dictionary, site)
+        # before its site, which another model may lack
         check_model(dictionary, model)
+        model = with_splits(model, {name: dictionary})
     return model
 
 

@@ -12,8 +12,10 @@ Source: sae-lens 6 and its folders from version 3 on.
 # a JSON document has no static type
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,21 @@ _HOOKS = {
     "attn.out": "hook_attn_out", "mlp.out": "hook_mlp_out", "attn.z": "attn.hook_z", "mlp.hidden": "mlp.hook_post",
 }  # fmt: skip
 _SITES = {theirs: ours for ours, theirs in _HOOKS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class DictionaryFolder:
+    """A dictionary in a folder, without its weights.
+
+    Args:
+        folder: Where it lies.
+        config: Its kind and sizes.
+        facts: What it is of and how it was trained: `model`, `digest`, `site` and more, as far as known.
+    """
+
+    folder: Path
+    config: AutoencoderConfig
+    facts: Mapping[str, Any]
 
 
 @checked
@@ -87,17 +104,40 @@ def load_dictionary(folder: str | Path) -> SparseAutoencoder:
             architecture, or rows that are normalised one by one.
     """
     folder = Path(folder)
-    try:
+    with _reading(folder):
         said: Any = files.read_json(folder / CONFIG)
         tensors = _tensors(folder / WEIGHTS)
-        config = _config(said)
-        return _filled(config, said, tensors)
+        return _filled(_config(said), said, tensors)
+
+
+def read_folder(folder: Path) -> DictionaryFolder:
+    """Return what a folder says of its dictionary; raises as `load_dictionary`."""
+    with _reading(folder):
+        said: Any = files.read_json(folder / CONFIG)
+        return DictionaryFolder(folder, _config(said), _facts(said))
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Raise `CheckpointError` for whatever keeps a dictionary from being read."""
+    try:
+        yield
+    except CheckpointError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         said = f"it lacks {error}" if isinstance(error, KeyError) else files.reason(error)
         reason = str(error) if isinstance(error, GlassformerError) else said
         raise CheckpointError(f'cannot read a dictionary from "{folder}": {reason}.') from error
+
+
+def _facts(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a dictionary is of, as its folder says it."""
+    if OWN in said:
+        return said[OWN]["facts"]
+    metadata: Mapping[str, Any] = said.get("metadata") or said
+    site = _renamed(str(metadata.get("hook_name") or ""), _SITES)
+    facts = {"site": site, "model": metadata.get("model_name")}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -157,10 +197,7 @@ def _filled(config: Any, said: Mapping[str, Any], tensors: dict[str, Tensor]) ->
             raise ValueError(f"{name} is {tuple(tensors[name].shape)}, and its config says {tuple(parameter.shape)}")
         parameter.copy_(tensors[name] * factors.get(name, 1.0))
     made.scale.fill_(scale)
-    metadata: Mapping[str, Any] = said.get("metadata") or said
-    site = _renamed(str(metadata.get("hook_name") or ""), _SITES)
-    facts = {"site": site, "model": metadata.get("model_name")}
-    made.facts = own["facts"] if own else {name: value for name, value in facts.items() if value}
+    made.facts = _facts(said)
     return made.eval()
 
 

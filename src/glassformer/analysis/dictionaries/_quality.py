@@ -27,6 +27,9 @@ from glassformer.arguments import Count, checked
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 
+# shares of rows between which features are counted
+_DECADES = (1e-4, 1e-3, 1e-2, 1e-1)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DictionaryQuality(Result):
@@ -43,7 +46,7 @@ class DictionaryQuality(Result):
         rows: How many were measured.
     """
 
-    HEADLINE = ("density",)
+    HEADLINE = ("by_density",)
 
     density: Labelled
     l0: float
@@ -53,6 +56,18 @@ class DictionaryQuality(Result):
     norm_ratio: float
     bias: float
     rows: int
+
+    @property
+    def by_density(self) -> Labelled:
+        """How many features fire in which share of rows, `density`: never, and by powers of ten."""
+        bounds = torch.tensor([*_DECADES, torch.inf], dtype=torch.float64)
+        there = self.density.values.double()
+        # a bound belongs to what is above it
+        places = torch.bucketize(there[there > 0], bounds, right=True)
+        counts = torch.bincount(places, minlength=len(bounds))
+        names = [f"< {_DECADES[0]:g}", *(f"{low:g} …" for low in _DECADES)]
+        never = (there == 0).sum()[None]
+        return Labelled(torch.cat((never, counts)), ("density",), {"density": ["0", *names]})
 
     @property
     def fvu(self) -> float:

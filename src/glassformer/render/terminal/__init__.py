@@ -5,6 +5,7 @@ from glassformer.render.terminal import (
     causal,
     circuits,
     costs,
+    dictionaries,
     edges,
     explanation,
     gradients,
@@ -16,6 +17,6 @@ from glassformer.render.terminal import (
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
-    "attention", "causal", "circuits", "costs", "edges", "explanation", "gradients", "largest", "lens", "lines",
-    "probes", "show", "token_flow", "vocabulary",
+    "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients", "largest", "lens",
+    "lines", "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip

@@ -29,9 +29,24 @@ def _(result: BackwardLens) -> RenderableType:
         said = [next(iter(result.tokens(str(label), p)), None) for p in shown]
         # of a position whose gradient is small, tokens would be noise
         rank = "-" if bool(result.small.values[i, -1]) else f"{int(result.answer_rank.values[i, -1]):,}"
-        grid.add_row(str(label), *("·" if word is None else visible(word, 9) for word in said), rank)
-    title = spoken("What a step would write, by map and position; the answer's rank at the last one")
+        # nothing: a sign would be read as a token
+        grid.add_row(str(label), *("" if word is None else visible(word, 9) for word in said), rank)
+    title = spoken("What a step would write, by map and position, if it is not small; the answer's rank at the last")
     return section(title, grid)
+
+
+def written(result: BackwardLens, position: int, top: int = 5) -> RenderableType:
+    """Return what a step would write at one position, map by map, with the sizes that say how much."""
+    grid = table(*spoken_each("map", "size", "", "rank", "written"), left=(0, 2, 4))
+    grid.columns[4].no_wrap = False
+    sizes = result.norm.values[:, position].tolist()
+    for i, label in enumerate(result.norm.labels("map")):
+        tokens = "  ".join(visible(word, 9) for word in result.tokens(str(label), position)[:top])
+        rank = "-" if bool(result.small.values[i, position]) else f"{int(result.answer_rank.values[i, position]):,}"
+        said = tokens or spoken("(small)")
+        grid.add_row(str(label), f"{sizes[i]:.3g}", bar(sizes[i], max(sizes), 8), rank, said)
+    asked = {"place": visible(str(result.norm.labels("pos")[position]), 24), "loss": f"{result.loss:.3f}"}
+    return section(spoken("What a step would write at {place}, best first; the loss is {loss} nats", **asked), grid)
 
 
 @tables.register
