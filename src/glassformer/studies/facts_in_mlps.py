@@ -113,7 +113,7 @@ def traced(model: Decoder, world: World, n: int, random: torch.Generator) -> Ite
 
     most, least = says(clean.predictions()), says(corrupt.predictions())
     for name, part in (("trace_mlp", "mlp"), ("trace_attention", "attn")):
-        sites = [site for site in clean if site.endswith(f".{part}.out")]
+        sites = [name for name, site in model.sites().items() if (site.part, site.quantity) == (part, "out")]
         put = [gf.Set(site, clean[site].values[:, SUBJECT_AT], at=gf.At(pos=SUBJECT_AT)) for site in sites]
         if put and most > least:
             yield name, (says(gf.run(model, others, edit=put).predictions()) - least) / (most - least)

@@ -176,9 +176,9 @@ class _Fits:
     @property
     def stream(self) -> str:
         """The first place of the stream behind a block of the stack that predicts, or of what is written to it."""
-        places = [name for name, site in self.model.sites("*").items() if site.axes == ("batch", "pos", "d_model")]
-        own = [name for name in places if not name.startswith("encoder.")] or places
-        return next((name for name in own if name.endswith("resid_post")), own[0])
+        places = [site for site in self.model.sites("*").values() if site.axes == ("batch", "pos", "d_model")]
+        own = [site for site in places if site.stack != "encoder"] or places
+        return next((site for site in own if site.quantity == "resid_post"), own[0]).name
 
     @property
     def dictionary(self) -> SparseAutoencoder:

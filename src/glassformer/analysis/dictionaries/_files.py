@@ -60,13 +60,13 @@ def save_dictionary(dictionary: SparseAutoencoder, folder: str | Path) -> Path:
     }  # fmt: skip
     if isinstance(config, JumpRelu):
         tensors["threshold"] = tensors.pop("log_threshold").exp()
-    site = str(dictionary.facts.get("site", ""))
+    hook = _renamed(str(dictionary.facts.get("site", "")), _HOOKS)
     said: dict[str, Any] = {
         "architecture": next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind)),
         "d_in": config.d_in, "d_sae": config.n_features, "dtype": str(named["W_dec"].dtype).removeprefix("torch."),
         "device": "cpu", "apply_b_dec_to_input": True, "normalize_activations": "none",
-        "reshape_activations": "hook_z" if site.endswith("attn.z") else "none",
-        "metadata": {"hook_name": _renamed(site, _HOOKS), "model_name": dictionary.facts.get("model", "")},
+        "reshape_activations": "hook_z" if hook.endswith(".hook_z") else "none",
+        "metadata": {"hook_name": hook, "model_name": dictionary.facts.get("model", "")},
         OWN: {"config": config.to_dict(), "facts": dict(dictionary.facts), "scale": scale},
     }  # fmt: skip
     if isinstance(config, TopK):

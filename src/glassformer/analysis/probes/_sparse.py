@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis.activations import StoredSite, stored
+from glassformer.analysis.activations import ActivationStore, StoredSite, stored
 from glassformer.analysis.probes._rows import LabelledRows, rows_of
 from glassformer.analysis.probes._subsets import LeastSquares, best_of_all, grown
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable, MissingExtra
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModuleLike
+from glassformer.models import ModuleLike, require_module
 
 Select = Literal["mean_difference", "single", "grown", "random", "mutual_information", "l1", "svm"]
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
@@ -106,6 +106,8 @@ def sparse_probe(
     """
     if folds < 2:
         raise AnalysisUnavailable("sparse_probe: what is chosen is tried on other documents: folds is 2 or more.")
+    if not isinstance(model, ActivationStore):
+        require_module(model, "sparse_probe")
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])
         rows = LabelledRows.of(found, labels, folds, seed)
