@@ -33,8 +33,9 @@ from verbs import taking
 
 # how results say that something was found, whatever found it
 CLAIMS = re.compile(
-    r"[Ss]trongest|is an induction head|matches prefixes: |copies: it raises|[1-9]\d* of \d+ heads copy|carried"
-    r"|brought back|goes \d+ % of the way|circuit that pruning leaves|attends to .*, measured|^largest\b|could copy",
+    r"[Ss]trongest|is an induction head|matches prefixes: |copies: it raises|[1-9]\d* of \d+ heads copy"
+    r"|share of the difference[^.]{0,60}carried|brought back|goes \d+ % of the way|circuit that pruning leaves"
+    r"|attends to .*, measured|^largest\b|could copy",
     re.MULTILINE,
 )
 # what a result calls a token of the vocabulary by, which may be one of these words: "1441: carried"

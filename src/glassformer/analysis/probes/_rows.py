@@ -241,7 +241,7 @@ def _of_rows(site: StoredSite, labels: Any, documents: Tensor) -> Int[Tensor, " 
                 f"a label for each of the store's {len(site):,} rows, or a list with one tensor for each document; "
                 f"found a tensor of {'x'.join(map(str, labels.shape))}."
             )
-        return labels.long()
+        return labels.long().cpu()
     if len(labels) != site.store.documents:
         raise ShapeMismatch(
             f"the store is of {site.store.documents:,} documents, and there are labels of {len(labels):,}: give a "
@@ -254,4 +254,4 @@ def _of_rows(site: StoredSite, labels: Any, documents: Tensor) -> Int[Tensor, " 
         raise ShapeMismatch(
             f"document {first} has a row at position {int(site.positions[short][0])}, and {len(labels[first])} labels."
         )
-    return torch.cat([one.long() for one in labels])[starts[documents] + site.positions]
+    return torch.cat([one.long().cpu() for one in labels])[starts[documents] + site.positions]

@@ -29,7 +29,7 @@ from glassformer.analysis.uncertainty import interval
 from glassformer.arguments import Count, Positive, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
+from glassformer.models import ModelLike, require_model
 
 TOGETHER = 16  # documents in one pass
 TOLD, LEFT, MAJORITY = "told", "told after erasing", "majority"
@@ -98,6 +98,7 @@ def erasure_effects(
     """
     if folds < 2:
         raise AnalysisUnavailable("erasure_effects: what is fitted is tried on other documents: folds is 2 or more.")
+    require_model(model, "erasure_effects")
     texts, labels = read_with(model, texts, labels)
     documents = list(texts)
     told, costs = list[Tensor](), list[Tensor]()
