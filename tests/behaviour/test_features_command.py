@@ -74,6 +74,8 @@ def test_a_dictionary_is_trained_listed_and_shown(capsys: pytest.CaptureFixture[
     kinds = ["DictionaryQuality", "SpliceLoss", "FeatureExamples", "FeatureTokens"]
     assert [result["result"] for result in document["results"]] == kinds
     assert document["results"][2]["density"]["coords"]["feature"] == [2, 5] and "Features: where" in shown
+    # of the same text it is measured on what it was not trained on
+    assert document["results"][0]["fvu"] == pytest.approx(made.facts["held_out"]["fvu"])
 
 
 def test_features_are_drawn_among_those_alive(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Edits as a command line spells them: parts set to zero, vectors that are added, features that are set or scaled."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +73,7 @@ def steered(model: Any, dictionary: Path | None, features: Sequence[str], since:
         require(spelled is not None, f"--features takes FEATURE=ACTIVATION or FEATURE*FACTOR, 17=5; found {words!r}.")
         assert spelled is not None, "required above"
         feature, number = int(spelled["feature"]), _number("--features", spelled["how"], spelled["number"])
+        require(math.isfinite(number), f"--features: an activation and a factor are finite; found {words!r}.")
         require(feature < count, f"--features: this dictionary has features 0 to {count - 1}; found {feature}.")
         at = At(feature=feature) if since is None else At(feature=feature, pos=slice(since, None))
         found.append((Set if spelled["how"] == "=" else Scale)(f"{known.facts['site']}.features", number, at=at))
@@ -90,7 +92,7 @@ def _factor(words: str | None) -> float:
 
 
 def _number(option: str, sign: str, words: str) -> float:
-    """Return the number behind a sign; raises `ConfigError` if there is none, or one that is not finite."""
+    """Return the number behind a sign; raises `ConfigError` if there is none."""
     what = "a factor" if sign == "*" else "an activation"
     try:
         return float(words)

@@ -138,7 +138,7 @@ def _train(
     quality, splice, why = _measured(loaded, dictionary, held_out)
     measured = {"l0": quality.l0, "fvu": quality.fvu, "dead": quality.dead, "rows": quality.rows}
     measured |= {} if splice is None or splice.recovered != splice.recovered else {"recovered": splice.recovered}
-    dictionary.facts = {**dictionary.facts, "data": list(data) or ["recipe"], "held_out": measured}
+    dictionary.facts = {**dictionary.facts, "data": list(data) or ["recipe"], "batches": len(fitted), "held_out": measured}
     save_dictionary(dictionary, folder)
     found = [quality] if splice is None else [quality, splice]
     shown = [part for result in found for part in (tables(result), "")]
@@ -228,7 +228,9 @@ def _show(
     dictionary = dictionaries.load_dictionary(folder)
     # a dictionary of another model is refused before anything is measured
     dictionaries.attach(loaded, dictionary)
-    _, texts = batches_of(loaded, model, data, 1, HELD_OUT)
+    # behind as many as it was trained on: of the same text it is shown what it has not seen
+    trained = dictionary.facts.get("batches")
+    _, texts = batches_of(loaded, model, data, trained if isinstance(trained, int) else 1, HELD_OUT)
     quality, splice, why = _measured(loaded, dictionary, texts)
     which = list(chosen) or _drawn(quality, top, seed)
     with progress("looking for examples") as report:

@@ -48,7 +48,7 @@ class AlignmentSearch(Result):
         held_out: What an exchange does to the held-out pairs.
         fitted_accuracy: Interchange accuracy on the pairs it was fitted to.
         fitted: How many pairs it was fitted to.
-        left_out: How many pairs have a prompt on either side, and were not used.
+        unused: How many pairs have a prompt on either side, and were not used.
     """
 
     HEADLINE = ("accuracy", "losses")
@@ -58,7 +58,7 @@ class AlignmentSearch(Result):
     held_out: Interchanged
     fitted_accuracy: float
     fitted: int
-    left_out: int
+    unused: int
 
     @property
     def accuracy(self) -> Labelled:
@@ -139,7 +139,7 @@ def alignment_search(
         held_out=found,
         fitted_accuracy=float(own.accuracy.select(exchanged="subspace").values),
         fitted=len(fitted),
-        left_out=place.base.rows - len(fitted) - len(held),
+        unused=place.base.rows - len(fitted) - len(held),
     )
 
 

@@ -67,7 +67,8 @@ class LabelledRows:
         """
         documents = site.documents
         if (columns := columns_of(labels)) is not None:
-            classes = tuple(sorted({name for one in columns for name in one.classes}))
+            # in the order of their numbers: one against the rest is 1 against 0
+            classes = tuple(dict.fromkeys(name for one in columns for name in one.classes))
             of_rows = _of_column(site, columns[0 if site.column.source else -1], documents, classes)
         else:
             of_rows = _of_rows(site, labels, documents)
@@ -218,7 +219,7 @@ def columns_of(labels: Labels) -> tuple[Column, ...] | None:
     """Return the columns that labels are, of source and target, or of all that is read; None if they are tensors."""
     if isinstance(labels, Column):
         return (labels,)
-    if isinstance(labels, tuple) and all(isinstance(one, Column) for one in labels):
+    if isinstance(labels, tuple) and labels and all(isinstance(one, Column) for one in labels):
         return cast("tuple[Column, ...]", labels)
     return None
 

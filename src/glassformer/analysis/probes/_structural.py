@@ -100,7 +100,8 @@ def structural_probe(
         UnknownSite: A name that no site has.
         TrainingDiverged: A loss is not finite.
     """
-    require_module(model, "structural_probe")
+    if getattr(require_module(model, "structural_probe"), "reads_pairs", False):
+        raise AnalysisUnavailable("structural_probe is of trees over one text, and this model reads pairs of texts.")
     if folds < 2:
         raise AnalysisUnavailable("structural_probe: what is fitted is tried on other documents: folds is 2 or more.")
     words = Words.of(texts)

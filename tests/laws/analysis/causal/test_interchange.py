@@ -151,7 +151,7 @@ def test_a_search_finds_the_subspace_that_is_known() -> None:
     assert search.cosines(variable_directions(found, "second")).min() > 0.95
     assert shares(search.held_out)["subspace"] == 1 and not search.denied
     assert search.losses.values[-1] < search.losses.values[0] / 2
-    assert search.fitted + search.left_out + search.held_out.right.size("batch") == 60
+    assert search.fitted + search.unused + search.held_out.right.size("batch") == 60
     own = search.directions.values
     close(own @ own.mT, torch.eye(1, dtype=torch.float64), 1e-9)
 

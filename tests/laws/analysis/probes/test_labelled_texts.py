@@ -121,6 +121,16 @@ def test_labels_that_do_not_fit_are_refused(labelled: Any, labels: Any, error: A
         probe(reader(), labelled, labels, sites="blocks.0.resid_post", folds=2)
 
 
+@pytest.mark.parametrize("kind", ["name", "number"])
+def test_one_class_against_the_rest_is_one_against_zero_whatever_it_is_called(kind: str, tmp_path: Path) -> None:
+    labelled = code()
+    store = store_of(reader(), labelled, tmp_path / "store")
+    rows = LabelledRows.of(store.site("blocks.0.resid_post"), labelled.column("kind").one_vs_rest(kind), 2, 0)
+    kinds = [told for one in labelled for told in (None, *one.classes["kind"])]
+    assert rows.labels.tolist() == [-1 if told is None else int(told == kind) for told in kinds]
+    assert rows.classes == (f"not {kind}", kind)
+
+
 def test_classes_that_are_not_there_are_named() -> None:
     with pytest.raises(DataError, match=r'no class "numbr"\. Nearest: "number"'):
         code().column("kind").one_vs_rest("numbr")
