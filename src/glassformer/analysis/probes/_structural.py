@@ -30,7 +30,7 @@ from glassformer.data.labels import LabelledText
 from glassformer.errors import AnalysisUnavailable
 from glassformer.fitting import Descent
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModuleLike, require_module
+from glassformer.models import Model, ModuleLike, require_module
 
 SITE, UNTRAINED, TOKENS, CHAIN = "the site", "untrained model", "random vector by token", "chain"
 MEASURES = ("edges", "distance correlation", "depth correlation")
@@ -100,7 +100,8 @@ def structural_probe(
         UnknownSite: A name that no site has.
         TrainingDiverged: A loss is not finite.
     """
-    if getattr(require_module(model, "structural_probe"), "reads_pairs", False):
+    require_module(model, "structural_probe")
+    if isinstance(model, Model) and model.reads_pairs:
         raise AnalysisUnavailable("structural_probe is of trees over one text, and this model reads pairs of texts.")
     if folds < 2:
         raise AnalysisUnavailable("structural_probe: what is fitted is tried on other documents: folds is 2 or more.")
