@@ -225,6 +225,14 @@ def writing(word: str) -> Callable[[Any], Found]:
     return judged
 
 
+def told(document: Any) -> Found:
+    accuracy = document["results"][0]["accuracy"]
+    by = accuracy["coords"]["told_by"]
+    ours, tokens = by.index("the site"), by.index("random vector by token")
+    best = max(accuracy["values"], key=lambda row: row[ours])
+    return Found(best[ours] > best[tokens], f"{best[ours]:.0%}, and {best[tokens]:.0%} by tokens alone")
+
+
 def pruned(document: Any) -> Found:
     found, least = document["results"][0], done(document)
     kept = (found["cost_empty"] - found["cost"]) / (found["cost_empty"] - found["cost_full"])
@@ -553,6 +561,8 @@ CHECKS = [
     Check("smollm2 attribute", ("attribute", "OURS", STORE), ANSWERS, 40, done),
     Check("smollm2 backward", ("backward", "OURS", FRANCE, "--answer", " Rome"),
           "a step writes ` Rome` into the last output matrix", 60, writing(" Rome")),
+    Check("smollm2 probe", ("probe", "OURS", "--label", "python.kind", "--n", "16", "--length", "64"),
+          "kinds of Python tokens are told better than by tokens alone", 240, told),
     Check("smollm2 attention", ("attention", "OURS", STORE), ANSWERS, 30, done),
     Check("smollm2 route", ("route", "OURS", STORE), ANSWERS, 60, done),
     Check("smollm2 behaviour", ("behaviour", "OURS", FRANCE), ANSWERS, 90, done),
