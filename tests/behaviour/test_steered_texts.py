@@ -185,7 +185,12 @@ def test_features_of_a_dictionary_of_another_model_are_refused(
     assert "this dictionary is of another model" in refused(capsys, "--dictionary", folder, "--features", "3=1")
     made.facts = {"site": "blocks.0.resid_post"}
     dictionaries.save_dictionary(made, folder)
-    for word, told in (("32=1", "features 0 to 31"), ("3", "FEATURE=ACTIVATION"), ("3*x", "a factor, a number"), ("3=nan", "finite")):
+    for word, told in (
+        ("32=1", "features 0 to 31"),
+        ("3", "FEATURE=ACTIVATION"),
+        ("3*x", "a factor, a number"),
+        ("3=nan", "finite"),
+    ):
         assert told in refused(capsys, "--dictionary", folder, "--features", word)
 
 

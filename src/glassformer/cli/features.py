@@ -138,7 +138,12 @@ def _train(
     quality, splice, why = _measured(loaded, dictionary, held_out)
     measured = {"l0": quality.l0, "fvu": quality.fvu, "dead": quality.dead, "rows": quality.rows}
     measured |= {} if splice is None or splice.recovered != splice.recovered else {"recovered": splice.recovered}
-    dictionary.facts = {**dictionary.facts, "data": list(data) or ["recipe"], "batches": len(fitted), "held_out": measured}
+    dictionary.facts = {
+        **dictionary.facts,
+        "data": list(data) or ["recipe"],
+        "batches": len(fitted),
+        "held_out": measured,
+    }
     save_dictionary(dictionary, folder)
     found = [quality] if splice is None else [quality, splice]
     shown = [part for result in found for part in (tables(result), "")]
