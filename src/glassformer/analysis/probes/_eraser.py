@@ -17,7 +17,7 @@ from torch import Tensor
 
 from glassformer.analysis.activations import stored
 from glassformer.analysis.probes._moments import LabelledMoments
-from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, require_rows, rows_of
 from glassformer.models import ModuleLike
 from glassformer.numerics import decompositions
 from glassformer.trace import Apply, At
@@ -82,6 +82,7 @@ def fit_eraser(model: ModuleLike, texts: Any, labels: Labels, site: str) -> Eras
         AnalysisUnavailable: There are fewer than two classes.
         UnknownSite: The model, or the store, has no such site.
     """
+    require_rows(model, "fit_eraser")
     texts, labels = read_with(model, texts, labels)
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])

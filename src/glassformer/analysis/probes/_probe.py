@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer.analysis.activations import ActivationStore, StoredSite, stored
 from glassformer.analysis.probes._linear import Kind, LinearProbe
-from glassformer.analysis.probes._rows import LabelledRows, Labels, Read, random_rows, read_with, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, Read, random_rows, read_with, require_rows, rows_of
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import interval
 from glassformer.arguments import Count, Positive, Several
@@ -108,6 +108,7 @@ def probe(
         raise AnalysisUnavailable(
             "probe: what a probe tells is asked of documents it has not seen: folds is 2 or more."
         )
+    require_rows(model, "probe")
     texts, labels = read_with(model, texts, labels)
     with contextlib.ExitStack() as stack:
         store, names = stack.enter_context(stored(model, texts, sites))

@@ -189,6 +189,12 @@ def random_rows(tokens: Int[Tensor, " row"], width: int, seed: int) -> Read:
     return lambda: (table[part] for part in tokens.split(BATCH))
 
 
+def require_rows(model: Any, analysis: str) -> None:
+    """Raise `AnalysisUnavailable` for what is neither a module nor a store of what one made."""
+    if not isinstance(model, ActivationStore):
+        require_module(model, analysis)
+
+
 def read_with(model: ModuleLike | ActivationStore, texts: Any, labels: Labels) -> tuple[Any, Labels]:
     """Return what a model reads, and its labels: of a labelled text its rows, and the column of a property.
 
@@ -198,12 +204,9 @@ def read_with(model: ModuleLike | ActivationStore, texts: Any, labels: Labels) -
         labels: As for `probe`.
 
     Raises:
-        AnalysisUnavailable: The model is none.
         ShapeMismatch: A property is named of texts without labels; or as for `as_read`.
         DataError: The labelled text has no such property.
     """
-    if not isinstance(model, ActivationStore):
-        require_module(model, "a probe")
     if isinstance(labels, str):
         if not is_labelled(texts):
             raise ShapeMismatch(

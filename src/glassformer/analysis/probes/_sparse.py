@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis.activations import StoredSite, stored
-from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, rows_of
+from glassformer.analysis.probes._rows import LabelledRows, Labels, read_with, require_rows, rows_of
 from glassformer.analysis.probes._subsets import LeastSquares, best_of_all, grown
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
@@ -107,6 +107,7 @@ def sparse_probe(
     """
     if folds < 2:
         raise AnalysisUnavailable("sparse_probe: what is chosen is tried on other documents: folds is 2 or more.")
+    require_rows(model, "sparse_probe")
     texts, labels = read_with(model, texts, labels)
     with stored(model, texts, site) as (store, names):
         found = store.site(names[0])
