@@ -17,7 +17,6 @@ from glassformer.studies.titans_memory import (
     BATCHES,
     NEW,
     ROWS,
-    SLOWER,
     Rows,
     answered,
     decoder,
@@ -45,6 +44,7 @@ from glassformer.study import (
 REDEFINED, KEPT = "redefined", "kept"
 FORGETS, HOLDS = "memory that forgets", "memory that does not"
 TOPICS = 4
+SLOWER = 4  # attention takes more steps to learn these rows than a memory does, and has them
 # the logarithm of 1 - alpha
 NEVER = (gf.Scale("*.log_decay", 0.0),)
 

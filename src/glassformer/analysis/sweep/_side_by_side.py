@@ -232,8 +232,9 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference over the root mean square of what was expected."""
     if found.shape != expected.shape:
         return float("inf")
-    apart = (found.double() - expected.double()).abs().nan_to_num(0.0).amax()
-    return float(apart / expected.double().square().nanmean().sqrt().clamp_min(1e-30))
+    found, expected = found.detach().double(), expected.detach().double()
+    apart = (found - expected).abs().nan_to_num(0.0).amax()
+    return float(apart / expected.square().nanmean().sqrt().clamp_min(1e-30))
 
 
 def _rows_and_bytes(value: Tensor) -> Tensor:
