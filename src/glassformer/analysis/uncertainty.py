@@ -79,6 +79,26 @@ def share_interval(per_prompt: Labelled, *, level: float = 0.95) -> Labelled:
     return Labelled(bounds, ("bound", *per_prompt.axes[:-1]), {"bound": ["low", "high"]} | coords)
 
 
+def jackknife(of_all: Labelled, without: Tensor, *, level: float = 0.95) -> Labelled:
+    """The confidence interval of a number that is no mean over prompts, an axis `bound` in front.
+
+    Prompts are left out one at a time, and how far the number then moves says how far it would with other prompts; of a
+    mean that is its standard error.
+
+    Args:
+        of_all: The number, of all prompts.
+        without: The same without each of them, which is the last axis.
+        level: How often the number of all prompts there are lies inside.
+
+    Source: Efron and Stein 1981, "The Jackknife Estimate of Variance".
+    """
+    n, z = without.shape[-1], torch.special.ndtri(without.new_tensor((1 + level) / 2))
+    off = (without - without.mean(-1, keepdim=True)).square().sum(-1)
+    half = z * ((n - 1) / n * off).sqrt()
+    bounds = torch.stack([of_all.values - half, of_all.values + half])
+    return Labelled(bounds, ("bound", *of_all.axes), {"bound": ["low", "high"], **of_all.coords})
+
+
 def _quantiles(values: Tensor, counts: Tensor, bounds: Tensor) -> Tensor:
     has = (~values.isnan()).double()
     means = (values.nan_to_num(0.0) @ counts.T) / (has @ counts.T)
