@@ -21,7 +21,6 @@ from glassformer.labelled import Labelled
 from glassformer.models import Decoder, DecoderConfig, block
 from glassformer.testing import close
 
-
 Z = 1.959963984540054  # 97.5 % of a normal distribution lie below
 
 
