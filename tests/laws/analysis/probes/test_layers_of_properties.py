@@ -12,6 +12,7 @@ from glassformer.analysis.probes._probe import MAJORITY, SITE, UNTRAINED
 from glassformer.analysis.uncertainty import interval, interval_of
 from glassformer.handmade import induction_model
 from glassformer.labelled import Labelled
+from glassformer.render.terminal import lines
 from glassformer.testing import close
 
 EXPECTED, CENTRE = MEASURES
@@ -94,3 +95,12 @@ def test_of_one_site_there_is_no_expected_layer() -> None:
     one = found(("blocks.0.resid_post",))
     assert bool(one.layers.select(measure=EXPECTED).values.isnan().all())
     assert float(one.layers.select(measure=CENTRE, told_by=SITE).values) == 0.0
+
+
+def test_layers_are_said_on_the_terminal_where_there_are_several() -> None:
+    def said(*sites: str) -> str:
+        return " ".join(line.strip() for line in lines(found(sites)))
+
+    assert "comes at 1.0 (1.0 to 1.0); the centre" in said("blocks.0.resid_pre", "blocks.0.resid_post")
+    assert "No site tells more than the first." in said("blocks.0.resid_post", "blocks.0.resid_pre")
+    assert "site" in said("blocks.0.resid_post") and "counted from 0" not in said("blocks.0.resid_post")
