@@ -38,7 +38,7 @@ ENCODER, DECODER = "encoder-4l", "gpt-4l"
 DEPTH = ("blocks.0.resid_pre", "resid_post")
 # a property of labelled Python for each role
 ROLES = {"surface": "kind", "syntax": "parent", "meaning": "literal"}
-SITE, TREE = "the site", "edges"
+SITE, OTHER_TASK, TREE = "the site", "control task", "edges"
 BEYOND = 0.02  # share of tokens that a probe has to tell more than any control
 
 
@@ -115,8 +115,8 @@ def best(told: Labelled) -> float:
 
 
 def beyond(told: Labelled) -> float:
-    """Return how much more that is than any control tells at any layer."""
-    others = [name for name in told.labels("told_by") if name != SITE]
+    """Return how much more that is than any control tells at any layer; what is told of other labels is none."""
+    others = [name for name in told.labels("told_by") if name not in (SITE, OTHER_TASK)]
     controls: list[Tensor] = [told.select(told_by=name).values.max() for name in others]
     return best(told) - float(torch.stack(controls).max())
 
