@@ -256,6 +256,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "PathPatching": _pairs(circuits.path_patching),
     "Pattern": lambda: explanations.sample("short").patterns[0],
     "PhaseChange": lambda: learning.phase_change(_history()[0]),
+    "PhraseClusters": lambda: right_call(probes.phrase_clusters, subject("gpt2"))(),
     "PositionalHeads": _weights(from_weights.positional_heads),
     "RotationTest": lambda: subspaces.rotation_test(_small(), _ids()),
     "ScoreGeometry": _one_pass(behaviour.score_geometry, length=4),

@@ -18,6 +18,7 @@ STUDIES = (
     "induction_by_mechanism",
     "induction_heads",
     "key_norms_beyond_length",
+    "layer_roles",
     "length_extrapolation",
     "linear_patterns",
     "linformer_rank",

@@ -265,6 +265,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
         "draws": 2,
     },
     "structural_probe": lambda fits: {"texts": _with_trees(), "folds": 2, "steps": 2},
+    "phrase_clusters": lambda fits: {"texts": _with_trees(), "restarts": 2},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),
@@ -302,8 +303,8 @@ def _labelled(fits: _Fits) -> dict[str, Any]:
 
 
 def _with_trees() -> LabelledText:
-    """Return four documents of five tokens that any model has, each standing within the one before."""
-    nodes = tuple(Node("node", i, 5, i - 1) for i in range(5))
+    """Return four documents of five tokens that any model has, each standing within the one before, of two kinds."""
+    nodes = tuple(Node(("node", "part")[i % 2], i, 5, i - 1) for i in range(5))
     spans = tuple((i, i + 1) for i in range(5))
     one = LabelledDocument("abcde", (1, 2, 3, 4, 5), spans, {}, {}, Tree(nodes))
     return LabelledText([one] * 4)

@@ -215,8 +215,8 @@ def takes_a_list(card: Card) -> bool:
 
 # rows of a sort of their own, which are made and not given, or have labels
 MADE = {
-    "evaluate_heads", "crossed_cost", "answered", "probe", "sparse_probe", "structural_probe", "erasure_effects",
-    "alignment_search",
+    "evaluate_heads", "crossed_cost", "answered", "probe", "sparse_probe", "structural_probe", "phrase_clusters",
+    "erasure_effects", "alignment_search",
 }  # fmt: skip
 # asked of models with a memory that learns, which the models here have not
 OF_OTHERS = {"memory_influence"}

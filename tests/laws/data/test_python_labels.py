@@ -256,6 +256,17 @@ def placed(node: ast.AST, parent: str, code: str) -> Iterator[tuple[int, int, st
             yield from placed(child, name, code)
 
 
+def test_constituents_have_parts_and_are_the_innermost_over_their_tokens():
+    (document,) = python_labels("x = f(1)\ng(x)\n", bytes_tokenizer())
+    told = [
+        (p.kind, document.text[document.spans[p.first][0] : document.spans[p.end - 1][1]])
+        for p in document.constituents
+    ]
+    # names and numbers have no parts, the module is all there is, and the statement `g(x)` is its call
+    assert told == [("Assign", "x = f(1)"), ("Call", "f(1)"), ("Call", "g(x)")]
+    assert {*document.constituents} < {*document.phrases} and not document.cut(1).constituents
+
+
 def test_phrases_are_the_source_of_the_nodes_they_are_named_after(tokenizers, found):
     (document,) = python_labels(SAMPLE, tokenizers[1])
     expected = {

@@ -2,6 +2,10 @@
 
 from glassformer.analysis.probes._eraser import Eraser as Eraser, fit_eraser as fit_eraser
 from glassformer.analysis.probes._linear import LinearProbe as LinearProbe
+from glassformer.analysis.probes._phrases import (
+    PhraseClusters as PhraseClusters,
+    phrase_clusters as phrase_clusters,
+)
 from glassformer.analysis.probes._probe import Probes as Probes, probe as probe
 from glassformer.analysis.probes._sparse import (
     SparseProbes as SparseProbes,

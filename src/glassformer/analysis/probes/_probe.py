@@ -6,8 +6,11 @@ Beside it stand the class most frequent elsewhere; a random vector for each toke
 tells; probes of shuffled labels; a control task, in which each token has a class drawn at random (selectivity is what
 a probe tells less what it tells there); and the same site of an untrained model.
 
+Where along the sites a property comes from is said by the expected layer and the centre of gravity.
+
 Source: Alain and Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt and Liang
-2019, "Designing and Interpreting Probes with Control Tasks".
+2019, "Designing and Interpreting Probes with Control Tasks"; Tenney, Das and Pavlick 2019, "BERT Rediscovers the
+Classical NLP Pipeline".
 """
 
 import contextlib
@@ -19,10 +22,11 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis.activations import ActivationStore, StoredSite, stored
+from glassformer.analysis.probes._layers import MEASURES, layers_of
 from glassformer.analysis.probes._linear import Kind, LinearProbe
 from glassformer.analysis.probes._rows import LabelledRows, Labels, Read, random_rows, read_with, require_rows, rows_of
 from glassformer.analysis.question import question
-from glassformer.analysis.uncertainty import interval
+from glassformer.analysis.uncertainty import interval, interval_of
 from glassformer.arguments import Count, Positive, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -42,6 +46,11 @@ class Probes(Result):
             probes of shuffled labels and of the control task, of these labels.
         bounds: 95 % interval over documents drawn again, an axis `bound` in front.
         selectivity: What is told less what the control task is, `site`.
+        layers: Where along the sites, counted from 0, the property comes from, `measure told_by`, of the model and of
+            the untrained one: the expected layer, mean place of what is told more than at any site before; and the
+            centre of gravity, mean place of what is told more than by the majority. NaN where that is nothing. They
+            are of a model's depth if sites are, `sites=("blocks.0.resid_pre", "resid_post")`.
+        layer_bounds: The same interval.
         direction: What probes read for each class, fitted to all folds but the first, `site class width`; the site's
             own axes are laid out flat.
         classes: Names of classes.
@@ -55,6 +64,8 @@ class Probes(Result):
     accuracy: Labelled
     bounds: Labelled
     selectivity: Labelled
+    layers: Labelled
+    layer_bounds: Labelled
     direction: tuple[Labelled, ...]
     classes: tuple[str, ...]
     documents: int
@@ -163,15 +174,36 @@ def _result(
     values = torch.stack([torch.stack(list(one.values())) for one in told])
     coords = {"site": list(names), "told_by": controls}
     accuracy = Labelled(values.mean(-1), ("site", "told_by"), coords)
+    per_document = Labelled(values, ("site", "told_by", "batch"), coords)
     own, control = (accuracy.values[:, controls.index(name)] for name in (SITE, CONTROL))
+    layers, layer_bounds = _layers(per_document, accuracy, seed)
     return Probes(
         accuracy=accuracy,
-        bounds=interval(Labelled(values, ("site", "told_by", "batch"), coords), seed=seed),
+        bounds=interval(per_document, seed=seed),
         selectivity=Labelled(own - control, ("site",), {"site": list(names)}),
+        layers=layers,
+        layer_bounds=layer_bounds,
         direction=tuple(directions),
         classes=tuple(rows.classes),
         documents=len(rows.held_out),
         rows=int((rows.labels >= 0).sum()),
+    )
+
+
+def _layers(per_document: Labelled, accuracy: Labelled, seed: int) -> tuple[Labelled, Labelled]:
+    """Return where along the sites a property comes from, and the interval of that."""
+    controls = accuracy.coords["told_by"]
+    models, majority = [name for name in (SITE, UNTRAINED) if name in controls], controls.index(MAJORITY)
+
+    def of_means(means: Tensor) -> Tensor:
+        each = [layers_of(means[:, controls.index(name)], means[:, majority]) for name in models]
+        return torch.stack(each, 1)
+
+    axes, coords = ("measure", "told_by"), {"measure": list(MEASURES), "told_by": models}
+    bounds = interval_of(per_document, of_means, seed=seed)
+    return (
+        Labelled(of_means(accuracy.values), axes, coords),
+        Labelled(bounds, ("bound", *axes), {"bound": ["low", "high"], **coords}),
     )
 
 

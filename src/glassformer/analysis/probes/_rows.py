@@ -195,6 +195,27 @@ def require_rows(model: Any, analysis: str) -> None:
         require_module(model, analysis)
 
 
+def means_of(
+    read: Iterable[Float[Tensor, "batch width"]], numbers: Int[Tensor, " row"], n: int
+) -> Float[Tensor, "number width"]:
+    """Return the mean of the rows that have each number.
+
+    Args:
+        read: Rows, batch by batch.
+        numbers: Of each row, below zero for none.
+        n: How many numbers there are.
+    """
+    total, at = None, 0
+    for batch in read:
+        here = numbers[at : at + len(batch)]
+        if total is None:
+            total = batch.new_zeros(n, batch.shape[1])
+        total.index_add_(0, here[here >= 0], batch[here >= 0])
+        at += len(batch)
+    assert total is not None, "a store has rows"
+    return total / torch.bincount(numbers[numbers >= 0], minlength=n).clamp_min(1)[:, None]
+
+
 def read_with(model: ModuleLike | ActivationStore, texts: Any, labels: Labels) -> tuple[Any, Labels]:
     """Return what a model reads, and its labels: of a labelled text its rows, and the column of a property.
 

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.analysis.probes._rows import means_of
 from glassformer.data.labels import Column, LabelledDocument, LabelledText
 from glassformer.errors import DataError
 
@@ -72,16 +73,7 @@ class Words:
             read: Rows, batch by batch.
             words: Which word each row is part of, below zero for none.
         """
-        total, at = None, 0
-        for batch in read:
-            here = words[at : at + len(batch)]
-            if total is None:
-                total = batch.new_zeros(self.ends[-1], batch.shape[1])
-            total.index_add_(0, here[here >= 0], batch[here >= 0])
-            at += len(batch)
-        assert total is not None, "a store has rows"
-        counts = torch.bincount(words[words >= 0], minlength=self.ends[-1]).clamp_min(1)
-        mean = total / counts[:, None]
+        mean = means_of(read, words, self.ends[-1])
         return [mean[first:end] for first, end in pairwise(self.ends)]
 
 

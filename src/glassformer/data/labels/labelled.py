@@ -94,6 +94,15 @@ class LabelledDocument:
         return tuple(self._tree.phrases(self.words, self._whole_until))
 
     @cached_property
+    def constituents(self) -> tuple[Phrase, ...]:
+        """Those of its phrases that have parts, the whole text left out; of several over the same tokens the innermost.
+
+        Raises:
+            DataError: The text has no tree.
+        """
+        return tuple(self._tree.constituents(self.words, self._whole_until))
+
+    @cached_property
     def nodes(self) -> tuple[int, ...]:
         """The deepest node of the tree over each token's first character that is no white space."""
         return tuple(self._tree.deepest[_told_by(span, word)] for span, word in zip(self.spans, self.words))

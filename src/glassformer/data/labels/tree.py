@@ -7,7 +7,7 @@ Source: Hewitt and Manning 2019, "A Structural Probe for Finding Syntax in Word 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -91,14 +91,28 @@ class Tree:
             words: Span of each token in the text, white space around it left out; empty if it is nothing else.
             until: The character before which nodes end, if tokens are of the text's beginning; all by default.
         """
+        return [phrase for _, phrase in self._as_tokens(words, until)]
+
+    def constituents(self, words: Iterable[Span], until: int | None = None) -> list[Phrase]:
+        """Phrases that have parts, the root left out; of several over the same tokens the innermost.
+
+        Args:
+            words: As for `phrases`.
+            until: The same.
+        """
+        parted = {node.parent for node in self.nodes} - {0}
+        kept = [phrase for place, phrase in self._as_tokens(words, until) if place in parted]
+        # what stands within another comes behind it
+        return [*{(phrase.first, phrase.end): phrase for phrase in kept}.values()]
+
+    def _as_tokens(self, words: Iterable[Span], until: int | None) -> Iterator[tuple[int, Phrase]]:
+        """Yield the nodes that begin and end where tokens do, with their places."""
         there = [(i, first, end) for i, (first, end) in enumerate(words) if first < end]
         firsts, ends = [first for _, first, _ in there], [end for _, _, end in there]
-        found: list[Phrase] = []
-        for node in self.nodes:
+        for place, node in enumerate(self.nodes):
             # tokens stand in order: those within a node, and those that have any of its characters
             within = bisect_left(firsts, node.first), bisect_right(ends, node.end)
             meeting = bisect_right(ends, node.first), bisect_left(firsts, node.end)
             is_whole = until is None or node.end <= until
             if within == meeting and within[0] < within[1] and is_whole:
-                found.append(Phrase(there[within[0]][0], there[within[1] - 1][0] + 1, node.kind))
-        return found
+                yield place, Phrase(there[within[0]][0], there[within[1] - 1][0] + 1, node.kind)

@@ -1,5 +1,7 @@
 """What probes tell, on the terminal: a row for each site, with what says as much without it beside it."""
 
+import math
+
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -31,7 +33,23 @@ def _(result: Probes) -> RenderableType:
         "{documents:,} documents, {n} classes. token: a random vector for each token instead of the site.",
         rows=result.rows, documents=result.documents, n=len(result.classes),
     )  # fmt: skip
-    return section(spoken("What can be read linearly"), grid, Text(note, style=QUIET))
+    notes = [note] if len(result.accuracy.labels("site")) == 1 else [note, _layers(result, own)]
+    return section(spoken("What can be read linearly"), grid, *(Text(one, style=QUIET) for one in notes))
+
+
+def _layers(result: Probes, own: str) -> str:
+    """Return in words where along the sites a property comes from."""
+    expected, centre = (
+        _of(result.layers, measure=name, told_by=own) for name in map(str, result.layers.labels("measure"))
+    )
+    low, high = (_of(result.layer_bounds, bound=end, measure="expected layer", told_by=own) for end in ("low", "high"))
+    if math.isnan(expected):
+        return spoken("No site tells more than the first.")
+    return spoken(
+        "Of sites counted from 0, what is told more than at the first comes at {layer:.1f} ({low:.1f} to {high:.1f}); "
+        "the centre of gravity of all that is told more than by the majority is {centre:.1f}.",
+        layer=expected, low=low, high=high, centre=centre,
+    )  # fmt: skip
 
 
 @tables.register
