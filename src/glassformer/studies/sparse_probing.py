@@ -10,7 +10,7 @@ always yes, since every other example has the property.
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from glassformer.models import Decoder, DecoderConfig, ModelLike
 from glassformer.studies.sparse_probing_texts import CONTEXTS, Examples, Texts, drawn
 from glassformer.study import Case, Claim, Condition, Measure, Measures, Quantity, Scale, Study, above, below, value
 
+Select = Literal["grown", "mean_difference", "random"]
 ONE, FEW = 1, 8  # neurons
 COUNTS = (ONE, 2, 3, FEW)
-GROWN, RANKED, RANDOM = "grown", "mean_difference", "random"
+GROWN: Select = "grown"
+RANKED: Select = "mean_difference"
+RANDOM: Select = "random"
 GPT, HYBRID, UNTRAINED = "gpt-4l", "hybrid-4l", "untrained"
 CONTEXT, PAIR = "context", "pair"
 
@@ -111,7 +114,7 @@ def told(neurons: Tensor, examples: Examples, random: torch.Generator, seed: int
 
 
 def few_tell(
-    neurons: Tensor, documents: Tensor, labels: Tensor, counts: Sequence[int], select: Sequence[str], seed: int
+    neurons: Tensor, documents: Tensor, labels: Tensor, counts: Sequence[int], select: Sequence[Select], seed: int
 ) -> SparseProbes:
     """Return sparse probes of vectors, fitted to half of the documents and tried on the other half.
 
@@ -124,7 +127,8 @@ def few_tell(
         seed: See there.
     """
     # a model whose tokens are the examples, and whose embedding is what neurons make of them
-    model = DecoderConfig(*neurons.shape, (), max_len=len(labels)).build()
+    model = DecoderConfig(len(neurons), neurons.shape[1], (), max_len=len(labels)).build()
+    assert model.embed.matrix is not None, "an embedding is one matrix unless it is asked for otherwise"
     model.embed.matrix.data.copy_(neurons)
     sizes = documents.unique(return_counts=True)[1].tolist()
     rows = [one.tolist() for one in torch.arange(len(labels)).split(sizes)]

@@ -168,7 +168,8 @@ def stretches(labels: Sequence[Sequence[int]], size: int) -> Examples:
                 found.append((row, start + i, told[i]))
             i += size if is_one else 1
         start += len(told)
-    return Examples(*torch.tensor(found, dtype=torch.long).view(-1, 3).mT.contiguous(), size)
+    rows, firsts, kinds = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(-1)
+    return Examples(rows, firsts, kinds, size)
 
 
 def balanced(examples: Examples, within: bool, random: torch.Generator) -> Examples:
