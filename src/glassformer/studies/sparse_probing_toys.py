@@ -167,7 +167,7 @@ STUDY = Study(
     differs=(
         "The paper's toys show what weights of shared neurons look like; here probes have to find them.",
         "Steps, and how often a feature is there, were set on one seed, so that by the weights each feature has a "
-        "neuron where there are as many: at one time of twenty, which was tried first, features shared them all the same.",
+        "neuron where there are as many: at one time of twenty, which was tried first, features shared them anyway.",
     ),
     references={"neurons": (ALIKE, THIRD), "weights": (TRAINED,)},
 )  # fmt: skip
