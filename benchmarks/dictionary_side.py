@@ -21,11 +21,11 @@ from torch import Tensor
 
 from circuit_side import memory_of
 from glassformer.analysis.dictionaries import AutoencoderConfig, DictionaryStep, JumpRelu, Relu, TopK, train_dictionary
-from glassformer.analysis.dictionaries._rows import GivenRows
 from glassformer.bench.paired import Timing, compare_timed, uncollected
+from glassformer.data.batch import generator
 
 LR, SEED, BATCHES = 1e-3, 0, 8
-NEVER = 10**12  # rows after which a feature counts as dead
+NEVER = 2**31 - 1  # rows after which a feature counts as dead
 WARM_UP, STEPS = 2, 8  # steps of a training that are not timed, and those that are
 
 
@@ -51,9 +51,9 @@ class Trained(NamedTuple):
 
 def drawn(shape: Shape) -> Tensor:
     """Return rows that a few planted directions make up, of mean norm sqrt(d_in)."""
-    generator = torch.Generator().manual_seed(SEED)
-    directions = torch.randn(shape.n_features, shape.d_in, generator=generator)
-    there = torch.rand(BATCHES * shape.batch_size, shape.n_features, generator=generator)
+    draw = torch.Generator().manual_seed(SEED)
+    directions = torch.randn(shape.n_features, shape.d_in, generator=draw)
+    there = torch.rand(BATCHES * shape.batch_size, shape.n_features, generator=draw)
     rows = there.sub(1 - shape.k / shape.n_features).relu() @ directions
     return rows * (shape.d_in**0.5 / rows.norm(dim=-1).mean())
 
@@ -138,10 +138,11 @@ def begun(kind: str, shape: Shape, rows: Tensor) -> Any:
 
 def batches(rows: Tensor, batch_size: int) -> Iterator[Tensor]:
     """Yield the batches that a training of ours reads, in its order."""
-    source, step = GivenRows(rows).shuffled(batch_size, seed=SEED), 0
+    epoch = 0
     while True:
-        yield source.batch(step).values
-        step += 1
+        order = torch.randperm(len(rows), generator=generator("rows", SEED, epoch))
+        yield from (rows[places] for places in order.split(batch_size))
+        epoch += 1
 
 
 SIDES: dict[str, Callable[[str, Shape, Tensor], Trained]] = {
