@@ -92,7 +92,7 @@ def sae_lens_side(kind: str, shape: Shape, rows: Tensor) -> Trained:
     losses = list[float]()
     for step in range(1, steps + 1):
         trainer.maybe_reset_sparsity()
-        losses.append(float(trainer.step(next(trainer.data_provider)).loss))
+        losses.append(float(trainer.step(next(trainer.data_provider)).loss.detach()))
         trainer.n_training_steps += 1
         if step == WARM_UP:
             cpu, wall = time.process_time(), time.perf_counter()

@@ -136,16 +136,16 @@ def test_a_dictionary_that_ships_is_small_and_features_and_error_are_its_site(na
     model = gf.load(of)
     folder, card = packaged.shipped_dictionary(name), dictionary_card(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MOST
-    dictionary = load_dictionary(name)
+    dictionary = load_dictionary(name).double()
     assert dictionary.facts["digest"] == card.digest and card.name == name and card.about == dictionaries.ABOUT[name]
     ids = torch.randint(3, 2000, (2, 24), generator=torch.Generator().manual_seed(0))
-    # which refuses one of other weights
-    split = attach(model.double(), dictionary.double())
+    # which refuses one of other weights; all parts are shared, so that both are in double precision
+    split = attach(model, name).double()
     whole, told = gf.run(model, ids, read=[site]), gf.run(split, ids, read=[site, f"{site}.features", f"{site}.error"])
     assert torch.equal(whole.logits, told.logits)
-    made = dictionary.decode(told[f"{site}.features"].values) + told[f"{site}.error"].values
-    close(made, told[site].values)
-    assert (told[f"{site}.features"].values > 0).sum(-1).max() <= dictionary.config.k
+    features = told[f"{site}.features"].values
+    close(dictionary.decode(features) + told[f"{site}.error"].values, whole[site].values)
+    assert (features > 0).sum(-1).max() <= dictionary.config.k
 
 
 def test_all_weights_that_ship_are_small_together() -> None:
