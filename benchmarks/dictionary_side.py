@@ -74,8 +74,7 @@ def glassformer_side(kind: str, shape: Shape, rows: Tensor) -> Trained:
         rows, config_of(kind, shape), steps=WARM_UP + STEPS, batch_size=shape.batch_size, lr=LR, warm_up=0.0,
         decay=0.0, dead_after=NEVER, seed=SEED, report=told,
     )  # fmt: skip
-    (cpu, wall), (first_cpu, first_wall) = clocks[WARM_UP + STEPS], clocks[WARM_UP]
-    return Trained(Timing((cpu - first_cpu) / STEPS, (wall - first_wall) / STEPS), losses[0], losses[-1])
+    return Trained(between(clocks), losses[0], losses[-1])
 
 
 def sae_lens_side(kind: str, shape: Shape, rows: Tensor) -> Trained:
@@ -89,15 +88,19 @@ def sae_lens_side(kind: str, shape: Shape, rows: Tensor) -> Trained:
         dead_feature_window=NEVER,
     )  # fmt: skip
     trainer: Any = SAETrainer(config, sae, batches(rows, shape.batch_size))
-    losses = list[float]()
+    clocks, losses = dict[int, tuple[float, float]](), list[float]()
     for step in range(1, steps + 1):
         trainer.maybe_reset_sparsity()
         losses.append(float(trainer.step(next(trainer.data_provider)).loss.detach()))
         trainer.n_training_steps += 1
-        if step == WARM_UP:
-            cpu, wall = time.process_time(), time.perf_counter()
-    timing = Timing((time.process_time() - cpu) / STEPS, (time.perf_counter() - wall) / STEPS)
-    return Trained(timing, losses[0], losses[-1])
+        clocks[step] = time.process_time(), time.perf_counter()
+    return Trained(between(clocks), losses[0], losses[-1])
+
+
+def between(clocks: dict[int, tuple[float, float]]) -> Timing:
+    """Return the seconds of a step, from both clocks as they were after each: the first steps are not counted."""
+    (cpu, wall), (first_cpu, first_wall) = clocks[WARM_UP + STEPS], clocks[WARM_UP]
+    return Timing((cpu - first_cpu) / STEPS, (wall - first_wall) / STEPS)
 
 
 def begun(kind: str, shape: Shape, rows: Tensor) -> Any:

@@ -25,6 +25,7 @@ from glassformer.zoo import dictionaries, dictionary_card, dictionary_cards
 SITE, ZOO = "blocks.1.resid_post", Path(gf.__file__).parent / "zoo"
 NAME = f"tiny/{SITE}"
 MOST, MOST_OF_ALL = 3 * 10**6, 32 * 10**6  # bytes of a dictionary, and of all weights that ship
+TEXT = TextConfig(sources=("notes",), vocab_size=257, length=32, batch_size=2, heldout=0.4)
 SHIPPED = packaged.shipped_dictionaries()
 
 
@@ -43,14 +44,13 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     draw = random.Random(0)
     for i in range(8):
         Path("notes", f"{i}.txt").write_text("".join(draw.choices("abcdefgh ", k=300)))
-    text = TextConfig(sources=("notes",), vocab_size=257, length=32, batch_size=2, heldout=0.4)
-    monkeypatch.setattr(dictionaries, "recipe", lambda name: recipe("gpt-4l").replace(data=text, evaluate=text))
+    monkeypatch.setattr(dictionaries, "recipe", lambda name: recipe("gpt-4l").replace(data=TEXT, evaluate=TEXT))
     return tmp_path
 
 
 def trained(folder: str, site: str = SITE) -> Path:
     """Train a dictionary of the small model for a few steps on its text."""
-    model, text = gf.load("tiny"), dictionaries.recipe("tiny").evaluate.build(bytes_tokenizer())
+    model, text = gf.load("tiny"), TEXT.build(bytes_tokenizer())
     batches = [text.batch(step, "train") for step in range(8)]
     fit_dictionary(model, batches, site, lambda d_in: TopK(d_in, 4 * d_in, k=3), folder, steps=20, batch_size=64)
     return Path(folder)
@@ -142,7 +142,7 @@ def test_a_dictionary_that_ships_is_small_and_features_and_error_are_its_site(na
     # which refuses one of other weights; all parts are shared, so that both are in double precision
     split = attach(model, name).double()
     whole, told = gf.run(model, ids, read=[site]), gf.run(split, ids, read=[site, f"{site}.features", f"{site}.error"])
-    assert torch.equal(whole.logits, told.logits)
+    assert whole.logits is not None and told.logits is not None and torch.equal(whole.logits, told.logits)
     features = told[f"{site}.features"].values
     close(dictionary.decode(features) + told[f"{site}.error"].values, whole[site].values)
     assert (features > 0).sum(-1).max() <= dictionary.config.k
