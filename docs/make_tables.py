@@ -36,6 +36,7 @@ ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
 PATTERNS = ROOT / "docs" / "images" / "mechanisms"
 EXPLORER = ROOT / "benchmarks" / "results" / "explorer-x86_64-2-cores.json"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
+DICTIONARIES = ROOT / "benchmarks" / "results" / "dictionaries-x86_64-2-cores.json"
 REAL = ROOT / "benchmarks" / "results" / "real-models.json"
 GROUPS = ROOT / "docs" / "mechanism_groups.json"
 
@@ -102,6 +103,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "README.zh.md": readme(cards, chinese=True),
         ROOT / "benchmarks" / "README.md": {
             "speed": speed(), "circuits": circuits(), "sweeps": sweeps(), "explorer": explorer(), "large": large(),
+            "dictionaries": dictionaries(),
         },
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms(), "assumptions": assumptions()},
         ROOT / "docs" / "claims.md": {"claims": claims()},
@@ -384,6 +386,36 @@ def large() -> str:
             held = sides["glassformer"]["peak_bytes"] / size
             aim = ("≤ 1.15", aim_met(held, held, held, 1.15, at_least=False)) if asked == memory else ("", "")
             rows.append((asked, str(row["threads"]), *values, *[""] * (2 - len(values)), *aim))
+    return _table(rows)
+
+
+def dictionaries() -> str:
+    """Return one row per kind of dictionary and shape: times faster than sae-lens and share of its memory."""
+    if not DICTIONARIES.is_file():
+        return "There is no record of it yet."
+    heads = (
+        "a step of",
+        "shape",
+        "times faster",
+        "floor",
+        "met",
+        "aim",
+        "met",
+        "peak memory",
+        "floor",
+        "met",
+        "aim",
+        "met",
+    )
+    rows: list[Sequence[str]] = [heads]
+    for row in json.loads(DICTIONARIES.read_text(encoding="utf-8"))["rows"]:
+        ours, theirs = (row["bytes"][side] / 2**20 for side in ("glassformer", "sae_lens"))
+        rows.append((
+            row["kind"], row["shape"], interval_said(*row["faster"].values(), digits=2), f"≥ {row['floor']:g}",
+            row["floor_met"], f"≥ {row['aim']:g}" if row["aim"] else "", row["aim_met"] or "",
+            f"{theirs:.0f} / {ours:.0f} MiB = {row['memory']:.2f}", f"≤ {row['memory_floor']:g}",
+            row["memory_floor_met"], f"≤ {row['memory_aim']:g}", row["memory_aim_met"],
+        ))  # fmt: skip
     return _table(rows)
 
 

@@ -9,6 +9,7 @@ from every_result import classes
 from glassformer.labelled import spaced
 from glassformer.study import find, names
 from glassformer.zoo import cards
+from glassformer.zoo.dictionaries import ABOUT
 
 SPEAKERS = ("spoken", "spoken_each", "sentence")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
@@ -46,7 +47,7 @@ def words_of_what_ships() -> set[str]:
     """Return what commands print of shipped models and studies: what the ones are, and the others ask."""
     models = cards().values()
     made_up = {about for card in models for about in card.synthetic}
-    return {card.about for card in models} | made_up | {find(name).question for name in names()}
+    return {card.about for card in models} | made_up | set(ABOUT.values()) | {find(name).question for name in names()}
 
 
 def names_of_results() -> set[str]:

@@ -15,7 +15,7 @@ from glassformer.analysis.dictionaries import (
     load_dictionary,
     save_dictionary,
 )
-from glassformer.errors import CheckpointError
+from glassformer.errors import CheckpointError, ConfigError
 from glassformer.testing import close
 
 HERE = Path(__file__).parent / "dictionaries"
@@ -58,6 +58,33 @@ def test_a_dictionary_comes_back_and_others_read_its_features_from_the_published
     close(features @ tensors["W_dec"] + tensors["b_dec"], found(x))
     assert said["metadata"] == {"hook_name": "blocks.0.mlp.hook_post", "model_name": "tiny"}
     assert (said["d_in"], said["d_sae"], said["dtype"]) == (6, 10, "float64")
+
+
+@pytest.mark.parametrize("config", [Relu(6, 10), TopK(6, 10, k=3), JumpRelu(6, 10)], ids=lambda c: c.kind)
+def test_matrices_are_stored_in_half_precision_and_vectors_as_they_are(config: Any, tmp_path: Path) -> None:
+    found = config.build(3)
+    with torch.no_grad():
+        found.scale.fill_(1.7)
+        found.b_dec += torch.arange(6) / 7
+        found.b_enc += torch.arange(10) / 30
+    save_dictionary(found, tmp_path, dtype="float16")
+    said, tensors = json.loads((tmp_path / "cfg.json").read_text()), load_file(tmp_path / "sae_weights.safetensors")
+    assert said["dtype"] == "float16"
+    assert {name for name, value in tensors.items() if value.dtype == torch.float16} == {"W_enc", "W_dec"}
+    assert torch.equal(tensors["W_dec"], (found.W_dec.detach() / 1.7).half())
+    again = load_dictionary(tmp_path)
+    assert again.W_enc.dtype == torch.float32 and torch.equal(again.b_enc, found.b_enc)
+    # half a unit in the last of eleven bits
+    assert ((again.W_enc - found.W_enc).abs() <= found.W_enc.abs() * 2**-11 * 1.001 + 1e-7).all()
+    # what was stored so is stored the same again
+    save_dictionary(again, tmp_path / "again", dtype=torch.float16)
+    for name in ("W_enc", "W_dec"):
+        assert torch.equal(load_file(tmp_path / "again/sae_weights.safetensors")[name], tensors[name])
+    with torch.no_grad():
+        found.W_dec *= 1e6
+    with pytest.raises(ConfigError, match='numbers of "W_dec" are too large for float16'):
+        save_dictionary(found, tmp_path / "large", dtype=torch.float16)
+    assert not (tmp_path / "large").exists()
 
 
 def test_folders_that_hold_no_dictionary_of_ours_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from glassformer.cli.output import check, deliver, finish
 from glassformer.cli.progress import progress
 from glassformer.config import require
 from glassformer.files import json_text
+from glassformer.files.packaged import shipped_dictionaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,19 +56,21 @@ def features(
     train records what the model holds at the site over some text, trains on that and measures the dictionary on
     held-out text, all in one folder, which sae-lens reads too. Stop with Ctrl-C at any moment; the same command goes on
     to the same numbers. show says how sparse, faithful and alive a dictionary is, and of some features on which tokens
-    they fire most and which next tokens they promote and suppress. list shows every dictionary of the model below a
-    folder.
+    they fire most and which next tokens they promote and suppress. list shows every dictionary of the model: those that
+    ship with the package, and those below a folder.
 
     Examples:
         glassformer features train gpt-4l --site blocks.2.resid_post
         glassformer features list gpt-4l
+        glassformer features show gpt-4l gpt-4l/blocks.2.resid_post --top 4
         glassformer features show gpt-4l runs/features/gpt-4l/blocks.2.resid_post --top 4 --html features.html
         glassformer features train attn-only-2l mine --site blocks.1.resid_post --data notes --kind relu --width 512
         glassformer features show attn-only-2l mine --data notes --features 3 17
 
     Args:
         action: train a dictionary; show one; or list those of the model.
-        folder: Of the dictionary; by default runs/features/MODEL/SITE. For list: where to look; runs/features/MODEL.
+        folder: Of the dictionary; by default runs/features/MODEL/SITE. For show also the name of one that ships,
+            MODEL/SITE. For list: where to look, by default in runs/features/MODEL and among those that ship.
         site: What is taken apart, as the command sites lists it; by default the stream behind the middle layer.
         kind: Activation of the features: relu, topk or jumprelu.
         width: Features in the dictionary; by default 4 for each number of the site.
@@ -86,11 +89,12 @@ def features(
     check(output)
     require(action == "show" or not features, "--features is of show: glassformer features show MODEL FOLDER.")
     require(action != "list" or output.html is None, "list has no page; give --json FILE, or show one dictionary.")
-    require(action != "show" or folder is not None, f"say which: glassformer features show {model} FOLDER.")
+    known = "".join(f"\n    One ships: {name}" for name in shipped_dictionaries() if name.startswith(f"{model}/"))
+    require(action != "show" or folder is not None, f"say which: glassformer features show {model} FOLDER.{known}")
     loaded = model_of(model, opening)
     place = Path("runs/features") / Path(model).name
     if action == "list":
-        _list(loaded, folder or place, output)
+        _list(loaded, model, folder, place, output)
     elif action == "show":
         assert folder is not None, "required above"
         _show(loaded, model, folder, data, features, top, seed, output)
@@ -262,20 +266,30 @@ def _drawn(quality: Any, count: int, seed: int) -> list[int]:
     return sorted(alive[order].tolist()) or [0]
 
 
-def _list(loaded: "ModelLike", folder: Path, output: Output) -> None:
-    """Show every dictionary of a model below a folder, with what was measured when it was trained."""
+def _list(loaded: "ModelLike", model: str, folder: Path | None, place: Path, output: Output) -> None:
+    """Show every dictionary of a model below a folder, with what was measured when it was trained.
+
+    Args:
+        loaded: The model.
+        model: Its name.
+        folder: The one that was asked for; by default those that ship are looked through too.
+        place: Where dictionaries of the model are put by default.
+        output: What is written.
+    """
     from glassformer.analysis.dictionaries import dictionaries_in
+    from glassformer.files.packaged import shipped, shipped_folder
     from glassformer.render.terminal.dictionaries import folder_table
     from glassformer.words import spoken
 
-    everyone, found = dictionaries_in(folder), dictionaries_in(folder, loaded)
+    root = folder or place
+    roots = [shipped_folder(model), root] if folder is None and model in shipped() else [root]
+    everyone, found = ([one for at in roots for one in dictionaries_in(at, of)] for of in (None, loaded))
     told = [
-        {"folder": str(one.folder), "site": one.facts.get("site"), "config": one.config.to_dict(), **one.facts}
+        {"name": one.name, "folder": str(one.folder), "site": one.facts.get("site"), "config": one.config.to_dict()}
+        | dict(one.facts)
         for one in found
     ]
-    shown = (
-        [folder_table(found, folder)] if found else [spoken("no dictionary of this model in {folder}", folder=folder)]
-    )
+    shown = [folder_table(found, root)] if found else [spoken("no dictionary of this model in {folder}", folder=root)]
     if others := len(everyone) - len(found):
         shown.append(spoken("{n} of other models, or of this one with other weights", n=others))
     finish(shown, JSON=(output.json, lambda: json_text(told, indent=1, ascii_only=False) + "\n"))

@@ -83,7 +83,8 @@ def generate(
         ablate: Heads, or sites of the forward pass, that are set to zero.
         steer: Vectors, from safetensors files, that are added at a site; a factor of 1 and the name of a file's only
             tensor may be left out.
-        dictionary: Folder of a dictionary of the model, as the command features trains it.
+        dictionary: Folder of a dictionary of the model, as the command features trains it; or one that ships,
+            MODEL/SITE.
         features: Features of the dictionary that are set to an activation (17=5) or scaled (3*0).
         steer_from: Position from which --steer and --features hold, as the text that was read counts them.
         read: Sites, or heads' (L1H6.pattern), that are recorded in --json.

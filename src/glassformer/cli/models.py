@@ -13,7 +13,7 @@ from glassformer.applicability.table import STATUSES
 from glassformer.cli.console import Console
 from glassformer.files import json_text
 from glassformer.words import spoken, spoken_each
-from glassformer.zoo import ModelCard, card, cards
+from glassformer.zoo import DictionaryCard, ModelCard, card, cards, dictionary_card, dictionary_cards
 from glassformer.zoo.card import said_of_synthetic
 
 MODELS_BESIDE = 3  # in one table, on a terminal of 80 columns
@@ -30,8 +30,8 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
         glassformer models --applies rollout
 
     Args:
-        name: A shipped model, for its whole card; with --applies a row (a mechanism, a wiring, a part, a tiny model) or
-            an analysis.
+        name: A shipped model, or a dictionary of one (MODEL/SITE), for its whole card; with --applies a row (a
+            mechanism, a wiring, a part, a tiny model) or an analysis.
         applies: Show which analyses answer of which kinds of model, what they hold fixed, and why others are refused.
         json: Print cards, or what --applies shows, as JSON.
     """
@@ -42,8 +42,10 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
     if name is not None:
         from rich.markdown import Markdown
 
-        found = card(name)
-        print(found.to_json()) if json else console.print(Markdown(found.to_markdown()))
+        known: ModelCard | DictionaryCard = dictionary_card(name) if "/" in name else card(name)
+        print(known.to_json()) if json else console.print(Markdown(known.to_markdown()))
+        if not json and isinstance(known, ModelCard):
+            _say_dictionaries(console, known.name)
         return
     shipped = cards()
     if json:
@@ -52,9 +54,18 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
     for found in shipped.values():
         made_up = spoken("\nmade up: {what}", what=said_of_synthetic(found.synthetic)) if found.synthetic else ""
         console.print(f"{found.name}: {spoken(found.about)}{made_up}", highlight=False)
+        _say_dictionaries(console, found.name)
     names = list(shipped)
     for i in range(0, len(names), MODELS_BESIDE):
         console.print(_figures({name: shipped[name] for name in names[i : i + MODELS_BESIDE]}))
+
+
+def _say_dictionaries(console: Console, model: str) -> None:
+    """Say which dictionaries of a model ship with it, a line each."""
+    for name, found in dictionary_cards().items():
+        if name.startswith(f"{model}/"):
+            said = spoken("dictionary {name}: {about}", name=name, about=spoken(found.about))
+            console.print(said, highlight=False)
 
 
 def _figures(shipped: Mapping[str, ModelCard]) -> Table:

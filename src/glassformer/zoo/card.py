@@ -113,8 +113,8 @@ class ModelCard:
         lines = [heading + "".join(f" {name} |" for name in self.beside), line + "---|" * len(self.beside)]
         for name, value in self.figures.items():
             others = (figures.get(name) for figures in self.beside.values())
-            told = "".join(f" {'' if other is None else _number(other)} |" for other in others)
-            lines.append(f"| {name.replace('_', ' ')} | {_number(value)} |{told}")
+            told = "".join(f" {'' if other is None else figure_said(other)} |" for other in others)
+            lines.append(f"| {name.replace('_', ' ')} | {figure_said(value)} |{told}")
         return "\n".join(lines)
 
 
@@ -152,5 +152,6 @@ def card_in(folder: Path) -> ModelCard:
     return ModelCard(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 
 
-def _number(value: float | int) -> str:
+def figure_said(value: float | int) -> str:
+    """Return a figure as a card tells it."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

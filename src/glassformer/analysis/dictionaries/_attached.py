@@ -1,6 +1,6 @@
 """A dictionary at its site: features and error as sites of the model, read and edited like any other.
 
-    model = dictionaries.attach(gf.load("gpt-4l"), dictionary)
+    model = dictionaries.attach(gf.load("gpt-4l"), "gpt-4l/blocks.2.resid_post")
     gf.run(model, text, read=["blocks.2.resid_post.features"])
     gf.run(model, text, edit=[gf.Set("blocks.2.resid_post.features", 0.0, at=gf.At(feature=7))])
 
@@ -9,12 +9,14 @@ an edit of a feature moves the site along its decoder row. Edits of the site its
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from glassformer.analysis.dictionaries._autoencoder import SparseAutoencoder
+from glassformer.analysis.dictionaries._files import load_dictionary
 from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.models import ModuleLike, require_module
@@ -26,7 +28,7 @@ from glassformer.words import sentence
 
 
 @checked
-def attach(model: ModuleLike, *dictionaries: SparseAutoencoder, site: str | None = None) -> Any:
+def attach(model: ModuleLike, *dictionaries: SparseAutoencoder | str | Path, site: str | None = None) -> Any:
     """The model with sites for the features and the error of dictionaries; all of its parts are shared.
 
     Behind `blocks.2.resid_post` come `blocks.2.resid_post.features`, `batch pos feature`, and
@@ -34,17 +36,18 @@ def attach(model: ModuleLike, *dictionaries: SparseAutoencoder, site: str | None
 
     Args:
         model: A model of ours, or a module seen through a spec.
-        dictionaries: At most one of each site.
+        dictionaries: At most one of each site; a folder, or the name of one that ships, is loaded.
         site: Full name of the site, for a dictionary that does not say.
 
     Raises:
-        CheckpointError: A dictionary is one of another model or site.
+        CheckpointError: A dictionary is one of another model or site, or cannot be read.
         ShapeMismatch: The site has rows of another width, or no vector at each position.
         UnknownSite: The model has no such site.
         AnalysisUnavailable: The site has a dictionary already, or nothing says which site is meant.
     """
     model = require_module(model, "attach")
-    for dictionary in dictionaries:
+    for given in dictionaries:
+        dictionary = given if isinstance(given, SparseAutoencoder) else load_dictionary(given)
         name = site_of(dictionary, site)
         # before its site, which another model may lack
         check_model(dictionary, model)

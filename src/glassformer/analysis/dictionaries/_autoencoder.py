@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -109,7 +110,7 @@ class SparseAutoencoder(nn.Module):
 
     def pre_activations(self, rows: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows feature"]:
         """What each feature's activation is made of."""
-        return self.centred(rows) @ self.W_enc + self.b_enc
+        return F.linear(self.centred(rows), self.W_enc.mT, self.b_enc)
 
     def centred(self, rows: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_in"]:
         """Rows in the encoder's units: scaled, and without the decoder's bias."""

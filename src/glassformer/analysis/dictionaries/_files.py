@@ -5,6 +5,7 @@
 
 The scale is folded into the weights, which changes no feature: s W_enc, W_dec / s, b_dec / s. What the layout has no
 place for, settings of training and what the dictionary is of, stands under `glassformer`, which others leave alone.
+Matrices may be stored in half precision, as `dtype` says; vectors, which a row has one of, stay as they are.
 
 Source: sae-lens 6 and its folders from version 3 on.
 """
@@ -13,6 +14,7 @@ Source: sae-lens 6 and its folders from version 3 on.
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,10 +30,13 @@ from glassformer.analysis.dictionaries._jump_relu import JumpRelu
 from glassformer.analysis.dictionaries._relu import Relu
 from glassformer.analysis.dictionaries._top_k import TopK
 from glassformer.arguments import checked
-from glassformer.errors import CheckpointError, GlassformerError
+from glassformer.checkpoints.tensors import narrowed
+from glassformer.errors import CheckpointError, GlassformerError, nearest
 from glassformer.files import json_text
+from glassformer.files.packaged import DICTIONARY, shipped_dictionaries, shipped_dictionary
+from glassformer.numerics.placement import NumberType, number_type
 
-CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+WEIGHTS = "sae_weights.safetensors"
 ARCHITECTURES: Mapping[str, type[AutoencoderConfig]] = {"standard": Relu, "topk": TopK, "jumprelu": JumpRelu}
 OWN = "glassformer"
 # what stands behind `blocks.3.` in our names, and in those of TransformerLens
@@ -56,31 +61,40 @@ class DictionaryFolder:
     config: AutoencoderConfig
     facts: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        """What `load_dictionary` takes for it: `MODEL/SITE` if it ships with the package, else its folder."""
+        known = (name for name in shipped_dictionaries() if shipped_dictionary(name) == self.folder)
+        return next(known, str(self.folder))
+
 
 @checked
-def save_dictionary(dictionary: SparseAutoencoder, folder: str | Path) -> Path:
+def save_dictionary(dictionary: SparseAutoencoder, folder: str | Path, *, dtype: NumberType | None = None) -> Path:
     """Write a dictionary as a folder that sae-lens loads too.
 
     Args:
         dictionary: Of any kind.
         folder: Made if missing.
+        dtype: Store encoder and decoder in this type, `torch.float16` or `"float16"`; as they are by default.
 
     Raises:
         SaveError: The folder cannot be written to; a dictionary that was there before is still whole.
+        ConfigError: Weights are not kept in such a type, or some are too large for it.
     """
     from safetensors.torch import save
 
-    config, scale = dictionary.config, float(dictionary.scale)
+    config, scale, kind = dictionary.config, float(dictionary.scale), number_type(dtype)
     named = {name: value.detach().cpu() for name, value in dictionary.named_parameters()}
     tensors = named | {
         "W_enc": named["W_enc"] * scale, "W_dec": named["W_dec"] / scale, "b_dec": named["b_dec"] / scale
     }  # fmt: skip
     if isinstance(config, JumpRelu):
         tensors["threshold"] = tensors.pop("log_threshold").exp()
+    tensors |= {name: narrowed(name, tensors[name], kind) for name in ("W_enc", "W_dec")}
     hook = _renamed(str(dictionary.facts.get("site", "")), _HOOKS)
     said: dict[str, Any] = {
         "architecture": next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind)),
-        "d_in": config.d_in, "d_sae": config.n_features, "dtype": str(named["W_dec"].dtype).removeprefix("torch."),
+        "d_in": config.d_in, "d_sae": config.n_features, "dtype": str(tensors["W_dec"].dtype).removeprefix("torch."),
         "device": "cpu", "apply_b_dec_to_input": True, "normalize_activations": "none",
         "reshape_activations": "hook_z" if hook.endswith(".hook_z") else "none",
         "metadata": {"hook_name": hook, "model_name": dictionary.facts.get("model", "")},
@@ -89,31 +103,44 @@ def save_dictionary(dictionary: SparseAutoencoder, folder: str | Path) -> Path:
     if isinstance(config, TopK):
         said |= {"k": config.k, "rescale_acts_by_decoder_norm": False}
     weights = save({name: value.contiguous() for name, value in tensors.items()})
-    return files.write_all(Path(folder), {WEIGHTS: weights, CONFIG: json_text(said, indent=1) + "\n"})
+    return files.write_all(Path(folder), {WEIGHTS: weights, DICTIONARY: json_text(said, indent=1) + "\n"})
 
 
 @checked
 def load_dictionary(folder: str | Path) -> SparseAutoencoder:
-    """A dictionary from a folder in the layout of sae-lens, ours or another's.
+    """A dictionary from a folder in the layout of sae-lens, ours or another's, or one that ships with the package.
+
+    It computes in float32 at least, in whatever type it is stored.
 
     Args:
-        folder: With `cfg.json` and `sae_weights.safetensors`.
+        folder: With `cfg.json` and `sae_weights.safetensors`; or the name of one that ships,
+            `gpt-4l/blocks.2.resid_post`, where there is no folder of that name.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the dictionary is of a kind that is not one of ours: another
             architecture, or rows that are normalised one by one.
     """
-    folder = Path(folder)
+    folder = _place(folder)
     with _reading(folder):
-        said: Any = files.read_json(folder / CONFIG)
+        said: Any = files.read_json(folder / DICTIONARY)
         tensors = _tensors(folder / WEIGHTS)
         return _filled(_config(said), said, tensors)
+
+
+def _place(folder: str | Path) -> Path:
+    """Return the folder that is meant: one there is, else that of a dictionary that ships."""
+    name, known = Path(folder).as_posix(), shipped_dictionaries()
+    if os.path.isdir(folder):
+        return Path(folder)
+    if name in known:
+        return shipped_dictionary(name)
+    raise CheckpointError(f'cannot read a dictionary from "{folder}": there is no such folder.{nearest(name, known)}')
 
 
 def read_folder(folder: Path) -> DictionaryFolder:
     """Return what a folder says of its dictionary; raises as `load_dictionary`."""
     with _reading(folder):
-        said: Any = files.read_json(folder / CONFIG)
+        said: Any = files.read_json(folder / DICTIONARY)
         return DictionaryFolder(folder, _config(said), _facts(said))
 
 

@@ -7,6 +7,7 @@
 Each is whole or absent, and the same call goes on from what is there, bit for bit.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +15,11 @@ from typing import Any, Literal
 from glassformer.analysis.activations import record_activations
 from glassformer.analysis.dictionaries._attached import model_digest
 from glassformer.analysis.dictionaries._autoencoder import AutoencoderConfig, SparseAutoencoder
-from glassformer.analysis.dictionaries._files import CONFIG, WEIGHTS, DictionaryFolder, read_folder, save_dictionary
+from glassformer.analysis.dictionaries._files import WEIGHTS, DictionaryFolder, read_folder, save_dictionary
 from glassformer.analysis.dictionaries._train import DictionaryStep, train_dictionary
 from glassformer.arguments import Count, Positive, checked
 from glassformer.errors import AnalysisUnavailable, CheckpointError
+from glassformer.files.packaged import DICTIONARY, shipped, shipped_folder
 from glassformer.models import ModuleLike
 
 ACTIVATIONS, TRAINING = "activations", "training.safetensors"
@@ -68,7 +70,7 @@ def fit_dictionary(
         TrainingDiverged: A loss or its gradient is not finite.
     """
     folder = Path(folder)
-    if (folder / CONFIG).exists() and not (folder / TRAINING).exists():
+    if (folder / DICTIONARY).exists() and not (folder / TRAINING).exists():
         raise CheckpointError(
             f'"{folder}" holds a dictionary that was trained elsewhere, and this would replace it.\n    Name another.'
         )
@@ -93,13 +95,15 @@ def dictionaries_in(folder: str | Path, model: ModuleLike | None = None) -> list
     """Every dictionary in a folder and those below it, by name, without its weights.
 
     Args:
-        folder: Where to look.
+        folder: Where to look; or a shipped model, with which dictionaries ship, where there is no folder of its name.
         model: Only those of this model, and those that do not say of which they are.
 
     Raises:
         CheckpointError: One of them is damaged.
     """
-    places = sorted(path.parent for path in Path(folder).rglob(CONFIG) if (path.parent / WEIGHTS).is_file())
+    ships = not os.path.exists(folder) and str(folder) in shipped()
+    root = shipped_folder(str(folder)) if ships else Path(folder)
+    places = sorted(path.parent for path in root.rglob(DICTIONARY) if (path.parent / WEIGHTS).is_file())
     found = [read_folder(place) for place in places]
     if model is None:
         return found

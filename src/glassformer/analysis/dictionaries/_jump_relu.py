@@ -84,12 +84,16 @@ class _Jump(torch.autograd.Function):
         above = (pre > threshold).to(pre.dtype)
         ctx.save_for_backward(pre, threshold)
         ctx.bandwidth = bandwidth
-        return pre * above, above.sum(-1)
+        count = above.sum(-1)
+        return above.mul_(pre), count
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (pre, threshold), w = ctx.saved_tensors, ctx.bandwidth
-        near = ((pre - threshold).abs() < w / 2).to(pre.dtype)
+        # in place, since each of these is as large as all activations
+        near = (pre - threshold).abs_().lt_(w / 2)
         # both slopes have the kernel in common
-        each = torch.addcmul(grads[1][..., None], grads[0], threshold) * near
-        return grads[0] * (pre > threshold).to(pre.dtype), each.sum_to_size(threshold.shape) / -w, None
+        each = near.mul_(torch.addcmul(grads[1][..., None], grads[0], threshold))
+        to_threshold = each.sum_to_size(threshold.shape) / -w
+        del near, each
+        return (pre > threshold).to(pre.dtype).mul_(grads[0]), to_threshold, None

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from glassformer.data.batch import generator
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.numerics.decompositions import is_finite
+
+BLOCK = 4096  # rows that are summed at once
 
 
 @runtime_checkable
@@ -66,15 +69,20 @@ class GivenRows:
 
     @property
     def mean(self) -> Float[Tensor, " width"]:
-        return self.values.double().mean(0)
+        return torch.stack([block.sum(0) for block in self._blocks()]).sum(0) / len(self)
 
     @property
     def variance(self) -> Float[Tensor, " width"]:
-        return self.values.double().var(0, correction=0)
+        mean = self.mean
+        return torch.stack([(block - mean).square().sum(0) for block in self._blocks()]).sum(0) / len(self)
 
     @property
     def scale(self) -> float:
-        return float(self.values.double().norm(dim=-1).mean()) / self.width**0.5
+        return float(sum(block.norm(dim=-1).sum() for block in self._blocks())) / len(self) / self.width**0.5
+
+    def _blocks(self) -> Iterator[Float[Tensor, "row width"]]:
+        """Yield the rows in double precision, a few at a time: all of them would be twice what they are or more."""
+        return (values.double() for values in self.values.split(BLOCK))
 
     def shuffled(self, batch_size: int, *, seed: int = 0) -> "ShuffledGivenRows":
         return ShuffledGivenRows(self.values, batch_size, seed)
@@ -112,7 +120,7 @@ def row_source(rows: Any, analysis: str) -> RowSource:
         if rows.ndim != 2 or not rows.is_floating_point():
             found = " ".join(map(str, rows.shape))
             raise ShapeMismatch(f"{analysis} takes rows of numbers, `row width`; found {found} of {rows.dtype}.")
-        if not bool(rows.isfinite().all()):
+        if not is_finite(rows):
             raise ShapeMismatch(f"{analysis}: some rows hold numbers that are not finite.")
         rows = GivenRows(rows.detach())
     # of its type: a mean is worked out when it is asked for

@@ -61,8 +61,8 @@ class _Largest(torch.autograd.Function):
         centred, columns, indices = ctx.saved_tensors
         to_bias = columns.new_zeros(columns.shape[1]).index_add(0, indices.flatten(), grads[0].flatten())
         with torch.enable_grad():
-            # the gradient of a sum of rows is what goes to each of them
-            rows = columns.mT.detach().requires_grad_()
+            # the gradient of a sum of rows is what goes to each of them; rows apart in memory are many times slower
+            rows = columns.mT.detach().contiguous().requires_grad_()
             summed = sparse_decode(grads[0].detach(), indices, rows)
         (to_columns,) = torch.autograd.grad(summed, rows, centred)
         return summed.detach(), to_columns.mT, to_bias, None

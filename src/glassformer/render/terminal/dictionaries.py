@@ -66,7 +66,7 @@ def _around(text: str) -> str:
 
 
 def folder_table(found: Sequence[DictionaryFolder], root: Path) -> RenderableType:
-    """Return dictionaries below a folder, with what was measured on held-out text when they were trained."""
+    """Return dictionaries, those that ship by name, with what was measured on held-out text when they were trained."""
     columns = spoken_each("folder", "site", "kind", "features", "L0", "FVU", "dead", "recovered")
     grid = table(*columns, left=(0, 1, 2))
     grid.columns[0].no_wrap = False
@@ -75,6 +75,7 @@ def folder_table(found: Sequence[DictionaryFolder], root: Path) -> RenderableTyp
         known = one.facts.get("held_out") or {}
         shown = {"l0": "{:.1f}", "fvu": "{:.3f}", "dead": "{:.0%}", "recovered": "{:.1%}"}
         numbers = [form.format(known[name]) if name in known else "-" for name, form in shown.items()]
-        place, site = str(one.folder.relative_to(root)), str(one.facts.get("site", "-"))
+        place = str(one.folder.relative_to(root)) if one.folder.is_relative_to(root) else one.name
+        site = str(one.facts.get("site", "-"))
         grid.add_row(place, site, one.config.kind, f"{one.config.n_features:,}", *numbers)
     return grid
