@@ -181,6 +181,7 @@ def _read_in(document: dict[str, Any]) -> list[str]:
 VERBS_OF_A_TEXT: dict[str, list[str]] = {
     "attention": ["--head", "L0H0"],
     "attribute": ["--method", "direct"],
+    "backward": ["--target", "a"],
     "behaviour": ["--habits", "stream-rank"],
     "explain": [],
     "generate": ["--max-new-tokens", "1"],

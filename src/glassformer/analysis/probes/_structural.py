@@ -113,7 +113,8 @@ def structural_probe(
         )
     order = torch.randperm(len(words.depths), generator=torch.Generator().manual_seed(seed)) % folds
     held_out = [i for i, fold in enumerate(order.tolist()) if fold == 0]
-    fit = _Fit(words, [i for i in range(len(order)) if i not in held_out], held_out, rank, steps, lr, seed)
+    seen = [i for i in range(len(order)) if i not in held_out]
+    fit = _Fit(words=words, seen=seen, held_out=held_out, rank=rank, steps=steps, lr=lr, seed=seed)
     read, told, maps = as_read(model, texts), list[Tensor](), list[Labelled]()
     by = [SITE, *([] if untrained is None else [UNTRAINED]), TOKENS, CHAIN]
     with contextlib.ExitStack() as stack:
