@@ -89,8 +89,10 @@ export class Report {
   constructor(readonly data: ResultsDocument) {}
 
   titleOf(result: Result): string {
-    const manner = result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
-    const title = `${kindName(result.result)}${manner ? `${spoken(": ")}${spoken(String(manner).replaceAll("_", " "))}` : ""}`;
+    // fields of these names hold numbers in some results
+    const named = [result.method, result.direction].find((manner) => typeof manner === "string");
+    const manner = named ?? (result.tuned ? "tuned" : null);
+    const title = `${kindName(result.result)}${manner ? `${spoken(": ")}${spoken(manner.replaceAll("_", " "))}` : ""}`;
     return result.denied ? spoken("{title}: nothing found", { title }) : title;
   }
 

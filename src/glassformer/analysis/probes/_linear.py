@@ -64,10 +64,11 @@ def from_moments(moments: LabelledMoments, kind: Kind, penalty: float) -> Linear
         return LinearProbe(weight, bias, mean)
     covariance = moments.covariance
     size = covariance.diagonal().mean()
-    values, vectors = decompositions.eigh(covariance)
+    # a covariance of low rank has eigenvalues too small for normal numbers, which take a hundred times as long
+    values, vectors = decompositions.eigh(covariance + penalty * size * torch.eye(len(mean)).to(covariance))
     # of a covariance none is below zero but by rounding; a direction without variance says nothing
-    varies = values > size * 1e-12
-    inverse = torch.where(varies, 1 / (values.clamp_min(0) + penalty * size), 0.0)
+    varies = values - penalty * size > size * 1e-12
+    inverse = torch.where(varies, 1 / values, 0.0)
     weight = ((vectors * inverse) @ (vectors.mT @ moments.cross_covariance)).mT
     shares = (moments.counts / moments.count).masked_fill(absent, -torch.inf)
     return LinearProbe(weight, shares, mean)
