@@ -21,7 +21,7 @@ from glassformer.data import Counterfactuals
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import ModuleLike
 from glassformer.provenance import Note
-from glassformer.words import listed, sentence
+from glassformer.words import Sentence, listed, sentence
 
 # so many deviations a mean of few pairs has to be from zero: Student's t at 1 %, over the root of their number; from
 # eleven pairs on that is less than one deviation, which is what is asked of all
@@ -94,13 +94,16 @@ def _base_notes(model: ModuleLike, pairs: Counterfactuals) -> tuple[Note, ...]:
         "On base prompts the answer is ahead of the counterfactual one by no more than {n} pairs vary: {gap} (mean ± "
         "deviation).", n=len(gaps), gap=_with_spread(gaps),
     )  # fmt: skip
-    return (
-        Note(
-            seen,
-            sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
-            sentence("Ask about prompts that the model answers, or ask another model."),
-            denies=True,
-        ),
+    return (_not_answered(seen),)
+
+
+def _not_answered(seen: Sentence) -> Note:
+    """Return the note that a model does not answer what it is asked, by what was seen of it."""
+    return Note(
+        seen,
+        sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
+        sentence("Ask about prompts that the model answers, or ask another model."),
+        denies=True,
     )
 
 
@@ -119,14 +122,7 @@ def task_notes(differences: Float[Tensor, " n"]) -> tuple[Note, ...]:
         "not do this task.",
         right=right, n=n, gap=_with_spread(differences),
     )  # fmt: skip
-    return (
-        Note(
-            seen,
-            sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
-            sentence("Ask about prompts that the model answers, or ask another model."),
-            denies=True,
-        ),
-    )
+    return (_not_answered(seen),)
 
 
 def answer_notes(probability: float, n: int) -> tuple[Note, ...]:
@@ -145,14 +141,7 @@ def answer_notes(probability: float, n: int) -> tuple[Note, ...]:
         "answer to this prompt.",
         probability=f"{probability:.2g}", n=n, even=f"{1 / n:.2g}",
     )  # fmt: skip
-    return (
-        Note(
-            seen,
-            sentence("What carries an answer that is not given cannot be found: the numbers are numbers, and no more."),
-            sentence("Ask about prompts that the model answers, or ask another model."),
-            denies=True,
-        ),
-    )
+    return (_not_answered(seen),)
 
 
 def _difference_notes(metrics: Mapping[str, Any], gaps: Float[Tensor, "metric n"]) -> list[Note]:
