@@ -31,7 +31,7 @@ from glassformer.arguments import Count, Several
 from glassformer.data.labels import Column, LabelledText
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModuleLike, require_module
+from glassformer.models import Model, ModuleLike, require_module
 
 LENGTH = "length alone"
 
@@ -103,6 +103,8 @@ def phrase_clusters(
         UnknownSite: A name that no site has.
     """
     require_module(model, "phrase_clusters")
+    if isinstance(model, Model) and model.reads_pairs:
+        raise AnalysisUnavailable("phrase_clusters is of phrases of one text, and this model reads pairs of texts.")
     phrases = _Phrases.of(texts, kinds, spans, seed)
     read, found = as_read(model, texts), list[dict[str, Tensor]]()
     with contextlib.ExitStack() as stack:
