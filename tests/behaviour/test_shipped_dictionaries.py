@@ -1,20 +1,31 @@
 """Dictionaries that ship: made by a command, found and loaded by name, small, of their model, with a card."""
 
+import argparse
 import dataclasses
 import json
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import glassformer as gf
 from glassformer import checkpoints
-from glassformer.analysis.dictionaries import TopK, attach, dictionaries_in, fit_dictionary, load_dictionary
+from glassformer.analysis.dictionaries import (
+    TopK,
+    attach,
+    dictionaries_in,
+    dictionary_quality,
+    fit_dictionary,
+    load_dictionary,
+)
 from glassformer.cli import main
 from glassformer.data import TextConfig, bytes_tokenizer
+from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel
 from glassformer.files import packaged
 from glassformer.models import DecoderConfig, Mlp, block, repeat
@@ -70,6 +81,7 @@ def test_a_dictionary_is_shipped_and_found_by_its_name(zoo: Path, capsys: pytest
     assert stored["W_enc"].dtype == stored["W_dec"].dtype == torch.float16 and stored["b_dec"].dtype == torch.float32
     assert card.dtype == "float16" and card.config["k"] == 3 and card.training["texts"] == 16
     assert card.figures["fvu"] == pytest.approx(card.as_trained["fvu"], abs=1e-3) and card.figures["l0"] <= 3
+    assert card.figures["fvu_behind_bos"] == pytest.approx(card.as_trained["fvu_behind_bos"], abs=1e-3)
     assert sum(card.density.values()) == 48
     said = card.to_markdown()
     assert f"glassformer features train tiny --site {SITE} --kind topk --width 48 --sparsity 3 --rows 16" in said
@@ -136,6 +148,7 @@ def test_a_dictionary_that_ships_is_small_and_features_and_error_are_its_site(na
     model = gf.load(of)
     folder, card = packaged.shipped_dictionary(name), dictionary_card(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MOST
+    assert {*folder.iterdir()} <= packed()
     dictionary = load_dictionary(name).double()
     assert dictionary.facts["digest"] == card.digest and card.name == name and card.about == dictionaries.ABOUT[name]
     ids = torch.randint(3, 2000, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -146,6 +159,31 @@ def test_a_dictionary_that_ships_is_small_and_features_and_error_are_its_site(na
     features = told[f"{site}.features"].values
     close(dictionary.decode(features) + told[f"{site}.error"].values, whole[site].values)
     assert (features > 0).sum(-1).max() <= dictionary.config.k
+
+
+def packed() -> set[Path]:
+    """Return the files that a wheel has beside its modules."""
+    settings = tomllib.loads((ZOO.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    return {
+        path for one in settings["tool"]["setuptools"]["package-data"]["glassformer"] for path in ZOO.parent.glob(one)
+    }
+
+
+def test_the_dictionary_of_gpt_4l_leaves_little_of_python_and_behind_bos_about_what_its_card_says() -> None:
+    name, site = "gpt-4l/blocks.2.resid_post", "blocks.2.resid_post"
+    assert name in SHIPPED
+    model, dictionary, figures = gf.load("gpt-4l"), load_dictionary(name), dictionary_card(name).figures
+    text, tokenizer = Path(argparse.__file__).read_text(encoding="utf-8"), model.tokenizer
+    assert isinstance(tokenizer, Tokenizer) and tokenizer.bos is not None
+    ids = torch.tensor(tokenizer.encode(text[len(text) // 2 :][:4000])[:1024]).view(4, 256)
+    behind_bos = torch.cat((torch.full((4, 1), tokenizer.bos), ids[:, :-1]), 1)
+
+    def left(tokens: Tensor) -> float:
+        return dictionary_quality(dictionary, gf.run(model, tokens, read=[site])[site].values[:, 1:].flatten(0, 1)).fvu
+
+    assert left(ids) < 0.1 and figures["fvu"] < 0.1
+    # another text than those of the card
+    assert left(behind_bos) == pytest.approx(figures["fvu_behind_bos"], rel=0.4)
 
 
 def test_all_weights_that_ship_are_small_together() -> None:

@@ -30,6 +30,7 @@ from glassformer.analysis.dictionaries import (
 )
 from glassformer.config import require
 from glassformer.data import Batch, TextConfig, TextData
+from glassformer.data.tokenizer import Tokenizer
 from glassformer.files.packaged import shipped_dictionary
 from glassformer.models import ModelLike
 from glassformer.numerics.decompositions import eigh
@@ -115,12 +116,14 @@ class Measured:
         quality: Of its rows.
         splices: What the model loses by it, beside the site at zero and at its mean.
         left_by_axes: Share of the variance that as many principal axes of these rows leave as features fire.
+        left_behind_bos: Share of the variance of the same tokens that is left where their windows stand behind `<bos>`.
         held_out: What was said of the text.
     """
 
     quality: DictionaryQuality
     splices: Mapping[str, SpliceLoss]
     left_by_axes: float
+    left_behind_bos: float
     held_out: str
 
     def figures(self) -> dict[str, float]:
@@ -128,10 +131,11 @@ class Measured:
         quality, (zero, mean) = self.quality, (self.splices[how] for how in ("zero", "mean"))
         (whole, spliced, at_mean), at_zero = mean.loss.values.tolist(), float(zero.loss.values[-1])
         figures = {
-            "l0": quality.l0, "fvu": quality.fvu, "fvu_of_principal_axes": self.left_by_axes, "dead": quality.dead,
-            "cosine": quality.cosine, "bias": quality.bias, "loss": whole, "loss_spliced": spliced,
-            "loss_at_zero": at_zero, "loss_at_mean": at_mean, "recovered_of_zero": zero.recovered,
-            "recovered_of_mean": mean.recovered, "kl_spliced": float(mean.kl.values[1]),
+            "l0": quality.l0, "fvu": quality.fvu, "fvu_of_principal_axes": self.left_by_axes,
+            "fvu_behind_bos": self.left_behind_bos, "dead": quality.dead, "cosine": quality.cosine,
+            "bias": quality.bias, "loss": whole, "loss_spliced": spliced, "loss_at_zero": at_zero,
+            "loss_at_mean": at_mean, "recovered_of_zero": zero.recovered, "recovered_of_mean": mean.recovered,
+            "kl_spliced": float(mean.kl.values[1]),
         }  # fmt: skip
         # what is recovered is not known where an ablation costs no more than chance
         return {name: round(value, 5) for name, value in figures.items() if not math.isnan(value)}
@@ -155,11 +159,13 @@ class HeldOutRows:
     Args:
         batches: Windows; new tokens count.
         values: Rows of the site at the positions before them.
+        behind_bos: Rows of the site at the same tokens, where each window stands behind `<bos>`.
         said: What training text has of it.
     """
 
     batches: Sequence[Batch]
     values: Float[Tensor, "row d_in"]
+    behind_bos: Float[Tensor, "row_behind_bos d_in"]
     said: str
 
 
@@ -171,7 +177,16 @@ def held_out_rows(model: ModelLike, name: str) -> HeldOutRows:
     held_out = HeldOut.beside(text.documents("heldout"), list(text.documents("train")))
     batches = held_out.rows(config.length, N_ROWS, config.batch_size)
     values = [run(model, batch.tokens, read=[site])[site].values[batch.weight] for batch in batches]
-    return HeldOutRows(batches, torch.cat(values), held_out.said())
+    behind = [_behind_bos(model, site, batch) for batch in batches]
+    return HeldOutRows(batches, torch.cat(values), torch.cat(behind), held_out.said())
+
+
+def _behind_bos(model: ModelLike, site: str, batch: Batch) -> Float[Tensor, "row d_in"]:
+    """Return what a site holds at tokens of windows behind `<bos>`, where the last of each no longer fits."""
+    assert isinstance(model.tokenizer, Tokenizer) and model.tokenizer.bos is not None, "shipped models have `<bos>`"
+    start = torch.full_like(batch.tokens[:, :1], model.tokenizer.bos)
+    found = run(model, torch.cat((start, batch.tokens[:, :-1]), 1), read=[site])[site].values
+    return found[:, 1:][batch.weight[:, :-1]]
 
 
 def measured(model: ModelLike, dictionary: SparseAutoencoder, rows: HeldOutRows) -> Measured:
@@ -182,7 +197,8 @@ def measured(model: ModelLike, dictionary: SparseAutoencoder, rows: HeldOutRows)
     variances = eigh(rows.values.double().T.cov())[0]
     left = variances[: len(variances) - round(quality.l0)].sum() / variances.sum()
     splices = {one: splice_loss(model, dictionary, rows.batches, ablation=one) for one in how}
-    return Measured(quality, splices, float(left), rows.said)
+    behind_bos = dictionary_quality(dictionary, rows.behind_bos).fvu
+    return Measured(quality, splices, float(left), behind_bos, rows.said)
 
 
 def notes(found: Measured, name: str) -> tuple[str, ...]:
@@ -195,6 +211,8 @@ def notes(found: Measured, name: str) -> tuple[str, ...]:
         "next token is in no such run",
         "l0: features that fire at a position; fvu: squared error over the variance; fvu_of_principal_axes: of as many "
         "principal axes of these rows, the same at every position; bias: below 1 reconstructions are too short",
+        "fvu_behind_bos: of the same tokens where each window stands behind <bos>, as a text that is given is read; "
+        "the dictionary was trained on windows that stand anywhere in files, few of which have it",
         f"loss in nats per token: of {of} as it is, with the reconstruction in place of {site}, with zero, and with "
         f"the mean; recovered: share of what zero, or the mean, costs that the reconstruction keeps; kl_spliced in "
         f"nats. Standard error of what the reconstruction adds: {float(splice.spread.values[1]):.4f}",
