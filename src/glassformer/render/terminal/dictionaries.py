@@ -24,7 +24,7 @@ def _(result: DictionaryQuality) -> RenderableType:
     counts = result.by_density
     for name, count in zip(counts.labels("density"), counts.values.tolist()):
         label = spoken("none") if name == "0" else str(name)
-        grid.add_row(label, f"{count:,}", bar(count, max(counts.values.tolist())))
+        grid.add_row(label, f"{count:,}", bar(float(count), float(counts.values.max())))
     measured = {"l0": f"{result.l0:.1f}", "fvu": f"{result.fvu:.3f}", "dead": f"{result.dead:.0%}", "n": result.rows}
     title = spoken("Dictionary on {n:,} rows: L0 {l0}, share of variance left over {fvu}, dead {dead}", **measured)
     return section(title, grid)
