@@ -133,6 +133,11 @@ def test_what_is_no_dictionary_of_the_model_is_not_shipped(zoo: Path) -> None:
     finished = trained("run", "blocks.0.resid_post")
     with pytest.raises(ConfigError, match=r"and not of blocks\.1\.resid_post"):
         dictionaries.build(NAME, finished)
+    said = json.loads((finished / "cfg.json").read_text())
+    (finished / "cfg.json").write_text(json.dumps(said | {"glassformer": facts_with(said, data=["notes"])}))
+    with pytest.raises(ConfigError, match="of other text than that of the recipe of tiny"):
+        dictionaries.build("tiny/blocks.0.resid_post", finished)
+    (finished / "cfg.json").write_text(json.dumps(said))
     moved = gf.load("tiny")
     with torch.no_grad():
         next(moved.parameters()).mul_(2)
@@ -140,6 +145,12 @@ def test_what_is_no_dictionary_of_the_model_is_not_shipped(zoo: Path) -> None:
     with pytest.raises(CheckpointError, match="of another model"):
         dictionaries.build("tiny/blocks.0.resid_post", finished)
     assert packaged.shipped_dictionaries() == []
+
+
+def facts_with(said: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Return our own part of what a folder says, with other facts."""
+    own = said["glassformer"]
+    return own | {"facts": own["facts"] | facts}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -58,14 +58,23 @@ def build(name: str, finished: Path, folder: Path | None = None) -> DictionaryCa
 
     Args:
         name: `MODEL/SITE`, of a shipped model.
-        finished: Folder that `glassformer features train` or `fit_dictionary` wrote, with its activations.
+        finished: Folder that `glassformer features train` or `fit_dictionary` wrote, with its activations, of text of
+            the model's recipe.
         folder: Where it goes; beside the model by default.
+
+    Raises:
+        ConfigError: It is of another site or other text, or does not say of which model.
+        CheckpointError: It is of another model, or cannot be read.
     """
     folder = folder or shipped_dictionary(name)
     model, site = _of(name)
     dictionary = load_dictionary(finished)
     facts = dictionary.facts
     require(facts.get("site") == site, f'"{finished}" holds a dictionary of {facts.get("site")}, and not of {site}.')
+    require(
+        facts.get("data", ["recipe"]) == ["recipe"],
+        f'"{finished}" holds a dictionary of other text than that of the recipe of {name.partition("/")[0]}.',
+    )
     require("digest" in facts, f'"{finished}" does not say which model its dictionary is of.')
     rows = held_out_rows(model, name)
     before = measured(model, dictionary, rows)
