@@ -207,7 +207,7 @@ STUDY = Study(
         "The mean has values and an output matrix, and 198 neurons in place of 160, or 320 in place of 256 beside "
         "positions, for queries and keys.",
         "Beside positions both take four times the steps, set on a seed that is none of these: after 500, as with the "
-        "convolution, both are above 5, and the mean is not counted as having learned.",
+        "convolution, both are above 5, and neither is counted as having learned.",
         "The Fréchet distance is of pixels, not of features of a network.",
     ),
     mechanisms=("linear", "pooling"),
