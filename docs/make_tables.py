@@ -50,6 +50,8 @@ FIGURES = {
     "subject_verb_agreement_new_words": ("agreement, new nouns", "新名词的主谓一致"),
     "greater_than_new_frames": ("greater than, new frames", "新句式的大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
+    "masked_accuracy": ("masked tokens", "被遮词元"),
+    "commonest_token": ("by the commonest", "总答最常见词元"),
     "exact_match": ("exact match", "完全匹配"),
 }
 # the first rows of measured speed: (figure, baseline, case) of ratios, (task, peer) of sweeps
@@ -88,6 +90,7 @@ MET = {
 ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
+    "encoder-4l": "四层 Llama 式结构，双向阅读 Python，说出被遮住的是哪些词元。",
     "gpt-4l": "四层 Llama 式结构（RMSNorm、RoPE、分组键值、SwiGLU），会写 Python。",
     "hybrid-4l": "三层 lightning 注意力加一层 softmax，规模同 gpt-4l，会写 Python。",
     "prose-4l": "与 gpt-4l 同样的四层，读英文：文档字符串、注释，以及答案已知的句子。",

@@ -1,10 +1,12 @@
-"""A generator of digits with SANA's block, and with the mean of all patches in the place of its attention.
+"""A generator of digits with SANA's attention, and with the mean of all patches in its place.
 
 Sixteen patches of 8 x 8 pixels hardly need to be told apart: what each becomes depends on all, and a mean tells that
 too. So the mean is what attention is measured by. Both models have the same number of parameters, since neurons stand
-in for matrices of queries and keys, and the same steps; neither has positions, so that the convolution of the Mix-FFN
-alone says where a patch is. How far samples are from images is the Fréchet distance on the 64 pixels themselves, which
-is not the FID of papers: that is of features of a large network.
+in for matrices of queries and keys, and the same steps. Both stand in two blocks: SANA's, which has no positions, so
+that the convolution of the Mix-FFN alone says where a patch is, and reads its neighbours besides; and that of other
+generators, with positions and an MLP at each patch by itself, where what mixes patches is attention or the mean and
+nothing else. How far samples are from images is the Fréchet distance on the 64 pixels themselves, which is not the FID
+of papers: that is of features of a large network.
 """
 
 from typing import Any
@@ -20,6 +22,7 @@ from glassformer.models import (
     MixMlp,
     Mlp,
     Patches,
+    SinusoidalGrid,
     block,
     image_encoder,
     image_generator,
@@ -48,15 +51,18 @@ from glassformer.training import OptimConfig, TrainConfig
 
 SANA, UNIFORM = "sana", "uniform"
 WIDTH, HEADS, DEPTH, PATCHES, CLASSES = 64, 4, 4, Patches((8, 8), 2), 10
-# neurons of the Mix-FFN: with the uniform mean those of a head's queries and keys, too
-NEURONS = {SANA: 160, UNIFORM: 198}
+CONVOLUTION, POSITIONS = "convolution", "positions"
+# neurons by what says where a patch is: with the uniform mean as many more as queries and keys have parameters
+NEURONS = {CONVOLUTION: {SANA: 160, UNIFORM: 198}, POSITIONS: {SANA: 256, UNIFORM: 320}}
+# how many times the steps of a case: without the convolution images take longer to learn
+LONGER = {CONVOLUTION: 1, POSITIONS: 4}
 UNTRAINED_STEPS = 5
 
 
 def run(case: Case) -> Measures:
     data = Digits(batch_size=64, packaged=case["packaged"])
     train, heldout = (stretched(data.every(split).images) for split in ("train", "heldout"))
-    recipe = generator(case["mixer"], data, case["steps"])
+    recipe = generator(case["mixer"], case["places"], data, case["steps"])
     model = gf.load(case.train(recipe))
     classes = torch.arange(case["samples"]) % CLASSES
     # an image has the seed of the first one and its number: none is of two cases
@@ -82,19 +88,21 @@ def run(case: Case) -> Measures:
     }
 
 
-def layers(mixer: str) -> tuple[BlockConfig, ...]:
+def layers(mixer: str, places: str) -> tuple[BlockConfig, ...]:
+    neurons = NEURONS[places][mixer]
+    mlp = MixMlp(neurons, grid=PATCHES.grid) if places == CONVOLUTION else Mlp(neurons)
     if mixer == SANA:
-        return sana(DEPTH, n_heads=HEADS, grid=PATCHES.grid, d_mlp=NEURONS[SANA])
+        return sana(DEPTH, n_heads=HEADS, grid=PATCHES.grid, mlp=mlp)
     # as far as the image goes, from whatever patch
     mean = Pooling(window=PATCHES.n_tokens, less_itself=False)
-    mlp = MixMlp(NEURONS[UNIFORM], grid=PATCHES.grid)
     return repeat(block(mean, n_heads=HEADS, projection=Tied(query="identity"), mlp=mlp), DEPTH)
 
 
-def generator(mixer: str, data: Digits, steps: int) -> TrainConfig:
-    model = image_generator(PATCHES, WIDTH, layers(mixer), CLASSES, init="xavier")
+def generator(mixer: str, places: str, data: Digits, steps: int) -> TrainConfig:
+    positions = SinusoidalGrid() if places == POSITIONS else None
+    model = image_generator(PATCHES, WIDTH, layers(mixer, places), CLASSES, positions=positions, init="xavier")
     optim = OptimConfig(lr=2e-3, warmup=50, floor=0.0, betas=(0.9, 0.98))
-    return of(model, Noised(data, data.batch_size), optim, steps)
+    return of(model, Noised(data, data.batch_size), optim, LONGER[places] * steps)
 
 
 def classifier(data: Digits, steps: int) -> TrainConfig:
@@ -128,13 +136,14 @@ def accuracy(model: Any, images: Tensor, classes: Tensor) -> float:
     return float((said == classes).double().mean())
 
 
-def apart(measure: str) -> Quantity:
-    return value(measure, mixer=SANA) - value(measure, mixer=UNIFORM)
+def apart(measure: str, places: str) -> Quantity:
+    return value(measure, mixer=SANA, places=places) - value(measure, mixer=UNIFORM, places=places)
 
 
-LEARNS = (
-    Condition("With the mean of all patches it learns to make digits", value("excess", mixer=UNIFORM), below(0.05)),
-)
+def learns(places: str) -> tuple[Condition]:
+    far = value("excess", mixer=UNIFORM, places=places)
+    return (Condition("With the mean of all patches it learns to make digits", far, below(0.05)),)
+
 
 STUDY = Study(
     "sana-generator",
@@ -143,7 +152,7 @@ STUDY = Study(
     "arXiv 2212.09748",
     question="Does SANA's linear attention make better images than the mean of all patches in its place?",
     run=run,
-    grid={"mixer": (SANA, UNIFORM)},
+    grid={"mixer": (SANA, UNIFORM), "places": (CONVOLUTION, POSITIONS)},
     scales={
         "smoke": Scale(2, {"steps": 3, "samples": 20, "sampling": 2, "packaged": True}),
         "small": Scale(8, {"steps": 500, "samples": 1000, "sampling": 25, "packaged": False}),
@@ -166,24 +175,41 @@ STUDY = Study(
     claims=(
         Claim("learned", "With SANA's blocks it learns to make digits: beside noise its samples are nearly as near to "
               "held-out ones as one half of the data is to the other",
-              counted(value("excess", mixer=SANA), below(0.05)), MAJORITY),
+              counted(value("excess", mixer=SANA, places=CONVOLUTION), below(0.05)), MAJORITY),
+        Claim("learned-with-positions", "So it does with SANA's attention, positions and an MLP at each patch by "
+              "itself",
+              counted(value("excess", mixer=SANA, places=POSITIONS), below(0.05)), MAJORITY),
         Claim("untrained-far", "Samples of an untrained model are farther away",
-              value("distance", mixer=SANA) - value("of_untrained", mixer=SANA), below(0)),
-        Claim("below-uniform", "Its samples are nearer than with the mean of all patches in the place of attention",
-              apart("distance"), below(0), LEARNS),
-        Claim("class-accuracy", "Classes do not tell both apart: as many samples are of the class that was asked for",
-              apart("class_accuracy"), within(0.03, 0), LEARNS),
+              value("distance", mixer=SANA, places=CONVOLUTION)
+              - value("of_untrained", mixer=SANA, places=CONVOLUTION), below(0)),
+        Claim("below-uniform", "In SANA's block its samples are nearer than with the mean of all patches in the place "
+              "of attention",
+              apart("distance", CONVOLUTION), below(0), learns(CONVOLUTION)),
+        Claim("below-uniform-with-positions", "So they are where nothing else mixes patches: with positions, and an "
+              "MLP at each patch by itself",
+              apart("distance", POSITIONS), below(0), learns(POSITIONS)),
+        Claim("convolution-mixes", "The convolution does what is asked of attention: with the mean, samples are nearer "
+              "than those of attention beside positions, in a quarter of the steps",
+              value("distance", mixer=UNIFORM, places=CONVOLUTION) - value("distance", mixer=SANA, places=POSITIONS),
+              below(0), learns(CONVOLUTION)),
+        Claim("class-accuracy", "Classes do not tell attention and mean apart in SANA's block: as many samples are of "
+              "the class that was asked for",
+              apart("class_accuracy", CONVOLUTION), within(0.03, 0), learns(CONVOLUTION)),
         Claim("not-copied", "Samples are no copies: the nearest digit of training is farther from them than from "
               "held-out ones",
-              value("nearest", mixer=SANA) - value("nearest_heldout", mixer=SANA), above(0), LEARNS),
+              value("nearest", mixer=SANA, places=CONVOLUTION)
+              - value("nearest_heldout", mixer=SANA, places=CONVOLUTION), above(0), learns(CONVOLUTION)),
     ),
     differs=(
         "Digits of 8 x 8 pixels, and no autoencoder before them: 16 patches, width 64, four blocks; class and no text.",
         "Time and class are added to the stream; in the papers they set gains, offsets and gates of sub-layers. The "
         "rate falls to zero in place of an average of weights over steps; times are drawn evenly.",
-        "The mean has values and an output matrix, and 198 neurons in place of 160, for queries and keys.",
+        "The mean has values and an output matrix, and 198 neurons in place of 160, or 320 in place of 256 beside "
+        "positions, for queries and keys.",
+        "Beside positions both take four times the steps, set on a seed that is none of these: after 500, as with the "
+        "convolution, both are above 5, and neither is counted as having learned.",
         "The Fréchet distance is of pixels, not of features of a network.",
     ),
     mechanisms=("linear", "pooling"),
-    references={"mixer": (UNIFORM,)},
+    references={"mixer": (UNIFORM,), "places": (CONVOLUTION, POSITIONS)},
 )  # fmt: skip

@@ -277,10 +277,11 @@ def test_entropies_are_those_of_weights_over_their_sum_and_powers_are_put_on_fea
         close(pola_entropy.same_signs(q, q, power), weights / weights.sum(-1, keepdim=True))
 
 
-def test_generators_have_as_many_parameters_and_the_mean_is_one_of_all_patches():
+@pytest.mark.parametrize("places", list(sana_generator.NEURONS))
+def test_generators_have_as_many_parameters_and_the_mean_is_one_of_all_patches(places: str):
     data = Digits(packaged=True)
     mixers = (sana_generator.SANA, sana_generator.UNIFORM)
-    built = {mixer: sana_generator.generator(mixer, data, 1).model.build() for mixer in mixers}
+    built = {mixer: sana_generator.generator(mixer, places, data, 1).model.build() for mixer in mixers}
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in built.values()]
     assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[0]
     batch = noise_images(torch.zeros(1, 1, 8, 8), torch.tensor([3]), torch.tensor([0.5]))

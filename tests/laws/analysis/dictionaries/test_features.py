@@ -140,6 +140,20 @@ def test_effects_are_those_of_runs_without_the_feature() -> None:
     close(torch.tensor(effects.base, dtype=torch.float64), losses(case.model, ids).mean())
 
 
+def test_a_feature_that_fires_everywhere_along_what_norms_take_away_has_no_effect() -> None:
+    case, found = subject("gpt2"), drawn()
+    (ids,) = case.inputs
+    with torch.no_grad():
+        found.b_enc[0] = 100.0
+        found.W_dec[0] = found.W_dec.shape[1] ** -0.5
+    name = f"{SITE}.features"
+    fires = gf.run(attach(case.model, found, site=SITE), ids, read=[name])[name].values[..., 0]
+    assert float(fires.min()) > 9
+    effects = feature_effects(case.model, found, [next_token_batch(ids)], [0, 19], site=SITE)
+    assert float(effects.loss.values[0].abs()) < 1e-12 and float(effects.kl.values[0].abs()) < 1e-12
+    assert float(effects.kl.values[1]) > 1e-6
+
+
 def test_a_row_that_is_a_tokens_direction_promotes_it_and_directions_at_random_promote_nothing() -> None:
     model = gf.load("gpt-4l")
     site, w = "blocks.3.resid_post", weights.of(model, fold=True)
