@@ -24,11 +24,10 @@ from torch import Tensor
 
 import glassformer as gf
 from glassformer.analysis.probes import phrase_clusters, probe, structural_probe
-from glassformer.checkpoints import shipped
 from glassformer.data.labels import LabelledDocument, LabelledText, python_labels
 from glassformer.data.text.sources import STANDARD_LIBRARY, read_source
 from glassformer.data.tokenizer import Tokenizer
-from glassformer.errors import AnalysisUnavailable, DataError
+from glassformer.errors import DataError
 from glassformer.labelled import Labelled
 from glassformer.models import ModelLike
 from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, value
@@ -43,8 +42,6 @@ BEYOND = 0.02  # share of tokens that a probe has to tell more than any control
 
 
 def run(case: Case) -> Measures:
-    if case["model"] not in shipped():
-        raise AnalysisUnavailable(f'"{case["model"]}" does not ship with this version, so there is nothing to ask.')
     model: Any = gf.load(case["model"])
     untrained = model.config.build(1 + case.seed)
     texts = LabelledText(islice(functions(model.tokenizer, case.seed), case["files"])).cut(case["tokens"])

@@ -237,7 +237,7 @@ export const READERS: Readonly<Record<string, Reader>> = {
 
 // facts whose names on the command line and in the code say little to a reader
 export const ASKED: Readonly<Record<string, string>> = {
-  n: spoken("number of pairs"),
+  n: spoken("number of examples"),
   noise: spoken("noise, in deviations of token vectors"),
   subject: spoken("subject"),
   samples: spoken("samples"),
@@ -259,7 +259,7 @@ export const ASKED: Readonly<Record<string, string>> = {
 export const FACTS: Readonly<Record<string, string>> = {
   n_heads: spoken("heads"),
   d_head: spoken("width of a head"),
-  documents: spoken("documents in a packed row"),
+  documents: spoken("documents"),
   dtype: spoken("type of numbers"),
   processor: spoken("processor"),
   threads: spoken("threads"),
