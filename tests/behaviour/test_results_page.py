@@ -417,7 +417,8 @@ def test_what_was_asked_is_said_once(opened: Opener) -> None:
     tokens = ["a", "b", " c"]
     asked = {**HEAD, "given": {"answer": " c", "positions": [-1], "n": 2}, "reading": {"tokens": {"reads": [tokens]}}}
     shown = opened(sample("gradients")[:1], asked)
-    assert shown.locator(".given dl > div").all_inner_texts() == ["answer\n·c", "positions\n2 ·c", "number of examples\n2"]
+    told = shown.locator(".given dl > div").all_inner_texts()
+    assert told == ["answer\n·c", "positions\n2 ·c", "number of examples\n2"]
     facts = shown.locator("#result-1 > dl.facts dt").all_inner_texts()
     assert "measured" in facts and not {"answers", "method", "metric name"} & set(facts)
 
