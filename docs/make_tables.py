@@ -43,15 +43,12 @@ GROUPS = ROOT / "docs" / "mechanism_groups.json"
 # the first figures of a card, and what they are called in each README; the card has them all
 FIGURES = {
     "bits_per_byte": ("bits per byte", "每字节比特数"),
-    "5-gram_bits_per_byte": ("of a 5-gram", "五元模型"),
+    "5-gram_bits_per_byte": ("5-gram", "五元模型"),
     "prefix_matching": ("prefix matching", "前缀匹配"),
     "prefix_matching_on_text": ("on text", "在文本上"),
     "indirect_objects_new_words_and_frames": ("new indirect objects", "新的间接宾语"),
-    "subject_verb_agreement_new_words": ("agreement, new nouns", "新名词的主谓一致"),
-    "greater_than_new_frames": ("greater than, new frames", "新句式的大于"),
-    "samples_that_parse": ("samples that parse", "可解析的样本"),
+    "samples_that_parse": ("samples parse", "可解析的样本"),
     "masked_accuracy": ("masked tokens", "被遮词元"),
-    "commonest_token": ("by the commonest", "总答最常见词元"),
     "exact_match": ("exact match", "完全匹配"),
 }
 # the first rows of measured speed: (figure, baseline, case) of ratios, (task, peer) of sweeps
@@ -90,7 +87,7 @@ MET = {
 ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
-    "encoder-4l": "四层 Llama 式结构，双向阅读 Python，说出被遮住的是哪些词元。",
+    "encoder-4l": "四层 Llama 式结构，双向阅读 Python，填出被遮住的词元。",
     "gpt-4l": "四层 Llama 式结构（RMSNorm、RoPE、分组键值、SwiGLU），会写 Python。",
     "hybrid-4l": "三层 lightning 注意力加一层 softmax，规模同 gpt-4l，会写 Python。",
     "prose-4l": "与 gpt-4l 同样的四层，读英文：文档字符串、注释，以及答案已知的句子。",
@@ -147,10 +144,10 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
 def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
     """Return what of a model's batches was made up, to stand behind what it was trained on."""
     called = {
-        "Random tokens, repeated to the end of the row": ("repeated random tokens", "重复的随机词元"),
-        "Spans of text, each repeated to the end of its row": ("spans of text, repeated", "重复的文本片段"),
-        "Sentences from templates, with the answer in its place": ("sentences of templates", "由模板生成的句子"),
-        "Sentence pairs from the Chinese-English grammar": ("sentences of a grammar", "由语法生成的句子"),
+        "Random tokens, repeated to the end of the row": ("random tokens", "重复的随机词元"),
+        "Spans of text, each repeated to the end of its row": ("repeated text", "重复的文本片段"),
+        "Sentences from templates, with the answer in its place": ("templates", "由模板生成的句子"),
+        "Sentence pairs from the Chinese-English grammar": ("a grammar", "由语法生成的句子"),
     }
     said = [f"{100 * share:.3g} % {called.get(about, (about, about))[int(chinese)]}" for about, share in shares.items()]
     return "".join(("，其中 " if chinese else "; ") + part for part in said)

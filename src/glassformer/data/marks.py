@@ -110,6 +110,7 @@ class Vocabulary(Protocol):
     def vocab_size(self) -> int: ...
     @cached_property
     def is_bytes(self) -> bool: ...
+    def named(self, role: str) -> int | None: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
     def tokens(self, ids: Iterable[int]) -> list[str]: ...
@@ -269,8 +270,11 @@ def check_known(tokenizer: Vocabulary, text: str, ids: Sequence[int], model: str
 
 
 def fitting_model(text: str, other_than: str, load: Load) -> str:
-    """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none."""
-    lengths: dict[str, int] = {}
+    """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none.
+
+    Of two that read it alike, the one that goes on with a text rather than the one that fills masks in.
+    """
+    reads: dict[str, tuple[int, bool]] = {}
     for name in shipped():
         tokenizer = None if name == other_than else load(shipped_folder(name))
         if tokenizer is None:
@@ -278,5 +282,5 @@ def fitting_model(text: str, other_than: str, load: Load) -> str:
         ids = tokenizer.encode(text)
         found = marks(tokenizer, ids, tokenizer.tokens(ids))
         if not found.unknown and not found.spelled:
-            lengths[name] = len(ids)
-    return min(lengths, key=lambda name: lengths[name], default="")
+            reads[name] = len(ids), tokenizer.named("mask") is not None
+    return min(reads, key=lambda name: reads[name], default="")

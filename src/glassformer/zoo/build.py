@@ -142,7 +142,7 @@ BESIDE = {"hybrid-4l": "gpt-4l"}
 ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
-    "encoder-4l": "Four Llama-like layers that read Python both ways and tell which tokens are masked.",
+    "encoder-4l": "Four Llama-like layers that read Python both ways and fill in masked tokens.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
     "hybrid-4l": "Three layers of lightning attention and one of softmax that write Python, in the shape of gpt-4l.",
     "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
