@@ -1,5 +1,7 @@
 """Laws of the cross-entropy method: it finds what is known, draws by its seed alone, and breaks ties as asked."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ INSIDE = torch.tensor([0.2, 0.7, 0.45, 0.9], dtype=torch.float64)
 BEYOND = torch.tensor([0.3, 1.8, -0.5, 0.6], dtype=torch.float64)
 
 
-def search(target: Tensor, **settings: object) -> Search:
+def search(target: Tensor, **settings: Any) -> Search:
     return cross_entropy_method(lambda at: -float((at - target).square().sum()), 4, **settings)
 
 
