@@ -28,7 +28,7 @@ TASKS: list[QuestionConfig] = [
     Sorting(n_max=4),
     Sorting(n_min=2, n_max=7, largest=9),
     ClosingBrackets(),
-    ClosingBrackets(n_min=1, n_max=6, n_kinds=1),
+    ClosingBrackets(n_min=2, n_max=8, n_kinds=2),
     SortedSums(),
     WhichTask(),
 ]
@@ -105,10 +105,10 @@ def test_answers_are_those_of_another_way_to_them_and_earn_the_reward_which_noth
 @pytest.mark.parametrize("config", TASKS, ids=lambda config: config.described)
 def test_a_prompt_is_of_one_split_whatever_the_seed_and_rows_hold_those_of_theirs(config) -> None:
     for split in SPLITS:
-        prompts = [question.prompt for question in config.questions(12, split)]
+        prompts = [question.prompt for question in config.questions(4, split)]
         assert {config.split_of(prompt) for prompt in prompts} == {split}
         assert {config.replace(seed=7).split_of(prompt) for prompt in prompts} == {split}
-    data = config.replace(batch_size=8).build()
+    data = config.replace(batch_size=3).build()
     for split in ("train", "heldout"):
         batch = data.batch(3, split)
         for row, answer in zip(batch.tokens, batch.weight):
