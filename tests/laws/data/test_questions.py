@@ -3,6 +3,7 @@
 import ast
 import operator
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from glassformer.data import (
     WhichTask,
 )
 from glassformer.errors import ConfigError, DataError
+from glassformer.models import GREEDY, generate
+from glassformer.training import train
+from glassformer.training.recipes import recipe
 from one_pass import in_one_pass
 
 TASKS: list[QuestionConfig] = [
@@ -221,3 +225,18 @@ def test_longest_questions_fit_their_rows() -> None:
     batch = config.replace(batch_size=200).build().batch(0)
     assert batch.lengths is not None and int(batch.lengths.max()) <= 26
     assert torch.equal(batch.weight.sum(1), batch.lengths - batch.tokens.eq(2).int().argmax(1))
+
+
+@pytest.mark.full
+def test_the_recipe_of_questions_trains_a_small_decoder_whose_answers_are_rewarded(tmp_path: Path) -> None:
+    config = recipe("questions")
+    assert 1e6 < sum(parameter.numel() for parameter in config.model.build().parameters()) < 3e6
+    short = config.replace(data=config.data.replace(batch_size=4), steps=2, evaluate_batches=1)
+    model = train(short, tmp_path)
+    assert isinstance(config.data, MixtureConfig)
+    for task in config.data.parts:
+        assert isinstance(task, QuestionConfig)
+        asked = task.questions(3, "heldout")
+        new = task.longest().answer + 1
+        found = generate(model, [question.prompt for question in asked], GREEDY, max_new_tokens=new)
+        assert {task.reward(question.prompt, text) for question, text in zip(asked, found.texts)} <= {-1, 1}
