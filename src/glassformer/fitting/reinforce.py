@@ -10,7 +10,7 @@ The tokens that positions are behind are those drawn: no gradient goes through t
 adaptation, since either may hand its loss to `Descent`.
 
 Source: Williams 1992, "Simple Statistical Gradient-Following Algorithms", section 3; Sun, Cetin and Tang 2025,
-"Transformer^2" (2501.06252), section 3.1; the mean of the others as a baseline: Kool et al. 2019.
+"Transformer^2" (2501.06252), section 3.2; the mean of the others as a baseline: Kool et al. 2019.
 """
 
 from collections.abc import Sequence

@@ -163,11 +163,12 @@ def test_which_task_a_prompt_is_of_is_not_told_by_its_looks() -> None:
 
 
 def test_the_unseen_task_is_no_prompt_of_a_task_that_is_trained_and_has_no_symbol_of_its_own() -> None:
-    mixture = MixtureConfig((Arithmetic(), Sorting(), ClosingBrackets(), WhichTask()), (0.25,) * 4, length=32)
+    parts = (Arithmetic(), Sorting(), ClosingBrackets(), WhichTask())
+    mixture = MixtureConfig(parts, (0.25,) * 4, length=32)
     unseen = SortedSums()
     assert set(unseen.symbols()) <= set(mixture.symbols() or ())
     for question in unseen.questions(30):
-        assert [part.answer(question.prompt) for part in mixture.parts] == [None] * 4
+        assert [part.answer(question.prompt) for part in parts] == [None] * 4
     data = mixture.build()
     batch, heldout = data.batch(0), data.batch(0, "heldout")
     assert batch.tokens.shape == heldout.tokens.shape == (16, 32)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from glassformer.arguments import Count, Rate, checked
 from glassformer.config import require
@@ -133,7 +132,7 @@ class QuestionConfig(TaskConfig):
             written = [ids[symbol] for symbol in ("<bos>", *prompt, *answer, "<eos>")]
             sequence[row, : len(written)] = torch.tensor(written)
             lengths[row], first[row] = len(written) - 1, len(prompt)
-        at: Tensor = torch.arange(self.length)
+        at = torch.arange(self.length)
         return Rows(sequence, (at >= first[:, None]) & (at < lengths[:, None]), lengths)
 
     def drawn(self, draw: Callable[[], str], wanted: Callable[[str], bool]) -> str:
