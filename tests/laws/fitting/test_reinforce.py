@@ -181,7 +181,6 @@ def test_the_baseline_of_a_row_is_the_mean_reward_of_the_others() -> None:
     assert leave_one_out(rewards).tolist() == pytest.approx([1 / 3, 1, 1 / 3, 1 / 3])
 
 
-@pytest.mark.full
 def test_what_is_rewarded_becomes_more_probable_by_the_one_gradient_loop() -> None:
     model, share = tiny(), list[float]()
 
