@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from glassformer.data import (
+    Arithmetic,
     Brackets,
+    ClosingBrackets,
     Copy,
     DataConfig,
     DirichletMarkov,
@@ -21,7 +23,10 @@ from glassformer.data import (
     Reverse,
     Sessions,
     SkipTrigram,
+    SortedSums,
+    Sorting,
     TextConfig,
+    WhichTask,
     ZhEnConfig,
     ZipfMarkov,
 )
@@ -43,8 +48,10 @@ TASKS = [
 ]
 # where nothing is certain, and the best loss is known
 CHANCES = [Markov(), DirichletMarkov(), Sessions(), ZipfMarkov()]
+# whose answers are asked about in test_questions.py
+QUESTIONS = [kind(batch_size=4) for kind in (Arithmetic, Sorting, SortedSums, ClosingBrackets, WhichTask)]
 NAMES = [f"{config.kind}-{i}" for i, config in enumerate(TASKS)]
-IDS = [*NAMES, *(config.kind for config in CHANCES), "zh-en"]
+IDS = [*NAMES, *(config.kind for config in [*CHANCES, *QUESTIONS]), "zh-en"]
 
 
 def answers(config, split="train", steps=4):
@@ -100,7 +107,7 @@ def test_the_answer_key_is_what_the_row_determines(config, split):
 
 
 @in_one_pass
-@pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig(batch_size=8)], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, *CHANCES, *QUESTIONS, ZhEnConfig(batch_size=8)], ids=IDS)
 def test_batches_are_a_pure_function_of_the_step(config):
     one, two = config.build(), config.build()
     first = [one.batch(step).tensors() for step in range(4)]
@@ -114,7 +121,7 @@ def test_batches_are_a_pure_function_of_the_step(config):
 
 
 @in_one_pass
-@pytest.mark.parametrize("config", [*TASKS, *CHANCES, ZhEnConfig()], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, *CHANCES, *QUESTIONS, ZhEnConfig()], ids=IDS)
 def test_batches_fit_their_config(config):
     data = config.build()
     batch = data.batch(0)
@@ -131,6 +138,7 @@ def test_batches_fit_their_config(config):
 CONFIGS = [
     *TASKS,
     *CHANCES,
+    *QUESTIONS,
     ZhEnConfig(),
     TextConfig(),
     MixtureConfig(parts=(TextConfig(), Repeat()), shares=(0.5, 0.5)),

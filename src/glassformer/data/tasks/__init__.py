@@ -1,15 +1,21 @@
 """Synthetic tasks with answer keys, and languages whose best loss is known."""
 
+from glassformer.data.tasks.arithmetic import Arithmetic, SortedSums, Sorting
 from glassformer.data.tasks.chains import Markov, SkipTrigram, ZipfMarkov
+from glassformer.data.tasks.closing_brackets import ClosingBrackets
 from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, ModularSum, Needle, Recall, Reverse
+from glassformer.data.tasks.question import Question, QuestionConfig, QuestionSplit
 from glassformer.data.tasks.repeats import Induction, Repeat
 from glassformer.data.tasks.senses import Phrase, Senses, phrases
 from glassformer.data.tasks.sessions import Sessions
 from glassformer.data.tasks.unseen_words import UnseenWords
+from glassformer.data.tasks.which_task import WhichTask
 
 __all__ = [
+    "Arithmetic",
     "Brackets",
+    "ClosingBrackets",
     "Copy",
     "DirichletMarkov",
     "Induction",
@@ -18,13 +24,19 @@ __all__ = [
     "ModularSum",
     "Needle",
     "Phrase",
+    "Question",
+    "QuestionConfig",
+    "QuestionSplit",
     "Recall",
     "Repeat",
     "Reverse",
     "Senses",
     "Sessions",
     "SkipTrigram",
+    "SortedSums",
+    "Sorting",
     "UnseenWords",
+    "WhichTask",
     "ZipfMarkov",
     "dirichlet_predictive",
     "phrases",
