@@ -19,6 +19,7 @@ from glassformer.models.frames import macaron, metaformer
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
 from glassformer.models.image_sampling import sample_images
+from glassformer.models.matrices import Matrix
 from glassformer.models.memory_context import MemoryContext
 from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
