@@ -57,7 +57,7 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Denoises", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder",
     "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis",
-    "LabelSmoothing", "LayerNorm", "Learned", "LearnedGrid", "MemoryContext", "MemoryGate", "MixMlp",
+    "LabelSmoothing", "LayerNorm", "Learned", "LearnedGrid", "Matrix", "MemoryContext", "MemoryGate", "MixMlp",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "OutputLayer",
     "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal",
     "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",

@@ -1,0 +1,12 @@
+"""Adapters: a few numbers beside a model that change its matrices, attached and taken off without a trace.
+
+adapter = Svf().build(model, "blocks.*.mlp.*")
+with adapter.attached(model):
+    gf.run(model, text)
+"""
+
+from glassformer.adaptation._adapter import Adapter as Adapter, AdapterConfig as AdapterConfig
+from glassformer.adaptation._change import Change as Change
+from glassformer.adaptation._full import FullTuning as FullTuning, Whole as Whole
+from glassformer.adaptation._low_rank import CorDA as CorDA, Lora as Lora, LowRank as LowRank, MiLora as MiLora
+from glassformer.adaptation._svf import SingularScales as SingularScales, Svf as Svf
