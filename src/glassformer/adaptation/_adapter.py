@@ -79,6 +79,17 @@ class AdapterConfig(Config, family=True):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how a change begins")
 
+    def restored(self, base: Float[Tensor, "d_out d_in"], tensors: Mapping[str, Tensor]) -> Change:
+        """Return a change of one matrix as it was stored; raises `CheckpointError` for what is none of this kind.
+
+        Args:
+            base: The matrix.
+            tensors: What was stored, by name.
+        """
+        made = self.begin(base, torch.Generator())
+        made.restore(tensors)
+        return made
+
 
 class _Held(NamedTuple):
     """What an adapter is attached to, and what was known of it before."""
@@ -191,6 +202,17 @@ class Adapter(nn.Module):
             yield
         finally:
             self.detach()
+
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """Let the model be as it was while a `with` lasts; nothing if it is not attached."""
+        held = self._held
+        self.detach()
+        try:
+            yield
+        finally:
+            if held is not None:
+                self.attach(held.model)
 
     def __repr__(self) -> str:
         n = sum(one.numel() for one in self.parameters())

@@ -4,7 +4,6 @@ A change computes in float32 at least, whatever type the matrix is kept in, and 
 """
 
 from collections.abc import Mapping
-from typing import Self
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -35,12 +34,11 @@ class Change(nn.Module):
         known = self.factors()
         return wide(self.composed(base)) - wide(base) if known is None else known.dense()
 
-    def sum_of(self, others: Mapping["Change", float], base: Float[Tensor, "d_out d_in"]) -> Self:
-        """Return the change whose W' - W is a weighted sum of those of others of its kind.
+    def sum_of(self, others: Mapping["Change", float]) -> "Change":
+        """Return the change whose W' - W is a weighted sum of those of others of its kind, on the same matrix.
 
         Args:
-            others: Changes of the same matrix, and what each is multiplied by.
-            base: That matrix.
+            others: Changes, itself among them or not, and what each is multiplied by.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how changes are summed")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from glassformer.adaptation._adapter import AdapterConfig
 from glassformer.adaptation._change import Change
+from glassformer.config import require
 from glassformer.numerics.precision import wide
 
 
@@ -46,9 +47,14 @@ class Whole(Change):
     def composed(self, base: Float[Tensor, "d_out d_in"]) -> Float[Tensor, "d_out d_in"]:
         return self.matrix.to(base.dtype)
 
-    def sum_of(self, others: Mapping[Change, float], base: Float[Tensor, "d_out d_in"]) -> "Whole":
-        made = Whole(base)
-        with torch.no_grad():
-            for other, weight in others.items():
-                made.matrix += weight * other.difference(base)
-        return made
+    def sum_of(self, others: Mapping[Change, float]) -> "Whole":
+        require(
+            abs(sum(others.values()) - 1) < 1e-6,
+            f"mixed: of whole matrices weights must sum to one, found {sum(others.values()):g}: what they were trained "
+            "from is not kept beside them.",
+        )
+        total = torch.zeros_like(self.matrix)
+        for other, weight in others.items():
+            assert isinstance(other, Whole), "changes of one kind are summed"
+            total += weight * other.matrix.detach()
+        return Whole(total)

@@ -26,6 +26,7 @@ from glassformer.adaptation._adapter import AdapterConfig
 from glassformer.adaptation._change import Change
 from glassformer.arguments import Count, Positive
 from glassformer.config import require
+from glassformer.errors import CheckpointError
 from glassformer.numerics.decompositions import svd
 from glassformer.numerics.precision import wide
 from glassformer.weights import Factored
@@ -33,8 +34,23 @@ from glassformer.weights import Factored
 _DAMPING, _ENOUGH = 0.01, 0.05
 
 
+class LowRankConfig(AdapterConfig):
+    """What kinds have in common whose changes are products: they are restored from their factors alone."""
+
+    def restored(self, base: Float[Tensor, "d_out d_in"], tensors: Mapping[str, Tensor]) -> "LowRank":
+        blank = {name: torch.zeros_like(value, device=base.device) for name, value in tensors.items()}
+        if not {"a", "b"} <= blank.keys():
+            raise CheckpointError(
+                f"a change of this kind has factors a and b; found {', '.join(tensors) or 'nothing'}."
+            )
+        a0, b0 = blank.get("a0"), blank.get("b0")
+        made = LowRank(blank["b"], blank["a"], 1.0, None if a0 is None or b0 is None else (b0, a0))
+        made.restore(tensors)
+        return made
+
+
 @dataclass(frozen=True)
-class Lora(AdapterConfig, kind="lora"):
+class Lora(LowRankConfig, kind="lora"):
     """LoRA: a product of rank r, added.
 
     Args:
@@ -59,7 +75,7 @@ class Lora(AdapterConfig, kind="lora"):
 
 
 @dataclass(frozen=True)
-class MiLora(AdapterConfig, kind="milora"):
+class MiLora(LowRankConfig, kind="milora"):
     """MiLoRA: the last singular directions of a matrix are trained, the others are frozen.
 
     Args:
@@ -80,7 +96,7 @@ class MiLora(AdapterConfig, kind="milora"):
 
 
 @dataclass(frozen=True)
-class CorDA(AdapterConfig, kind="corda"):
+class CorDA(LowRankConfig, kind="corda"):
     """CorDA: directions of a matrix are trained by how much they do on a sample.
 
     Args:
@@ -173,13 +189,20 @@ class LowRank(Change):
         return (wide(base) + self.scale * product).to(base.dtype)
 
     def factors(self) -> Factored:
-        if self.b0 is None or self.a0 is None:
-            return Factored(self.scale * self.b, self.a)
-        return Factored(self.scale * torch.cat((self.b, self.b0), 1), torch.cat((self.a, -self.a0)))
+        b, a = self.unscaled()
+        return Factored(self.scale * b, a)
 
-    def sum_of(self, others: Mapping[Change, float], base: Float[Tensor, "d_out d_in"]) -> "LowRank":
-        with torch.no_grad():
-            each = [(weight, change.factors()) for change, weight in others.items()]
-            left = torch.cat([weight * known.left for weight, known in each if known is not None], 1)
-            right = torch.cat([known.right for _, known in each if known is not None])
-        return LowRank(left, right)
+    def unscaled(self) -> tuple[Float[Tensor, "d_out rank"], Float[Tensor, "rank d_in"]]:
+        """The factors of what is added, before `scale`: of twice the rank where a product was taken out."""
+        if self.b0 is None or self.a0 is None:
+            return self.b, self.a
+        return torch.cat((self.b, self.b0), 1), torch.cat((self.a, -self.a0))
+
+    def sum_of(self, others: Mapping[Change, float]) -> "LowRank":
+        lefts, rights = list[Tensor](), list[Tensor]()
+        for other, weight in others.items():
+            assert isinstance(other, LowRank), "changes of one kind are summed"
+            b, a = other.unscaled()
+            lefts.append(weight * other.scale * b)
+            rights.append(a)
+        return LowRank(torch.cat(lefts, 1).detach(), torch.cat(rights).detach())

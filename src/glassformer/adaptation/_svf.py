@@ -11,6 +11,7 @@ Source: Sun, Cetin, Tang 2025, "Transformer-Squared: Self-adaptive LLMs", sectio
 Differs from both: z begins at 1 and p at 0.1 exactly, without noise.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -93,16 +94,15 @@ class SingularScales(Change):
     def factors(self) -> Factored:
         return Factored(self.u * (self.s * (self.scales - 1)), self.vh)
 
-    def sum_of(self, others: Mapping[Change, float], base: Float[Tensor, "d_out d_in"]) -> "SingularScales":
-        made = SingularScales(self.config, base)
-        rest = 1 - sum(others.values())
+    def sum_of(self, others: Mapping[Change, float]) -> "SingularScales":
+        made = copy.deepcopy(self)
         with torch.no_grad():
             total = torch.zeros_like(self.s)
             for other, weight in others.items():
                 assert isinstance(other, SingularScales), "changes of one kind are summed"
                 total += weight * other.multipliers
             if self.config.form == "paper":
-                made.z.copy_(total + rest)
+                made.z.copy_(total + (1 - sum(others.values())))
                 return made
             share = total / self.config.max_mult
             if not bool(((share > 0) & (share < 1)).all()):

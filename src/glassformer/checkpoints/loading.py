@@ -177,7 +177,8 @@ def _of_adapter(folder: Path) -> str:
     named += f' of "{base}"' if isinstance(base, str) and base else ""
     return (
         f'"{folder}" holds an adapter{named}, and no model: what it adds to '
-        f'weights that lie elsewhere. Open them with it: glassformer.load(BASE, adapter="{folder}"); --adapter.\n'
+        f'weights that lie elsewhere. Open them with it: glassformer.load(BASE, adapter="{folder}"); --adapter. To put '
+        f'it on and take it off: adaptation.load_peft("{folder}", model).\n'
         "    Or merge it into them, and open the folder that is written:\n"
         f'    peft.AutoPeftModelForCausalLM.from_pretrained("{folder}").merge_and_unload().save_pretrained("merged")'
     )
