@@ -9,6 +9,7 @@ from glassformer.adaptation._adapter import Adapter as Adapter, AdapterConfig as
 from glassformer.adaptation._batches import grouped_logits as grouped_logits
 from glassformer.adaptation._change import Change as Change
 from glassformer.adaptation._compare import AdapterComparison as AdapterComparison, compare as compare
+from glassformer.adaptation._effect import AdapterEffect as AdapterEffect, adapter_effect as adapter_effect
 from glassformer.adaptation._folders import load_adapter as load_adapter, save_adapter as save_adapter
 from glassformer.adaptation._full import FullTuning as FullTuning, Whole as Whole
 from glassformer.adaptation._low_rank import CorDA as CorDA, Lora as Lora, LowRank as LowRank, MiLora as MiLora

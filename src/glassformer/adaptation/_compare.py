@@ -87,7 +87,7 @@ def compare(model: ModelLike, adapters: Mapping[str, Adapter], *, directions: Co
         for i, (d1, u1, v1) in found.items():
             for j, (d2, u2, v2) in found.items():
                 pairs[0, i, j, m] = (d1 * d2).sum() / (d1.norm() * d2.norm())
-                pairs[1, i, j, m], pairs[2, i, j, m] = _overlap(u1.mT, u2.mT), _overlap(v1, v2)
+                pairs[1, i, j, m], pairs[2, i, j, m] = overlap(u1.mT, u2.mT), overlap(v1, v2)
     names, matrices = list(adapters), [one.name for one in known]
     single, double = {"adapter": names, "matrix": matrices}, {"adapter": names, "adapter_2": names, "matrix": matrices}
     cosine, written, read = (Labelled(each, ("adapter", "adapter_2", "matrix"), double) for each in pairs)
@@ -98,7 +98,7 @@ def compare(model: ModelLike, adapters: Mapping[str, Adapter], *, directions: Co
     return made.bound(Binding("compare", model))
 
 
-def _overlap(one: Float[Tensor, "n d"], other: Float[Tensor, "m d"]) -> float:
+def overlap(one: Float[Tensor, "n d"], other: Float[Tensor, "m d"]) -> float:
     """Return the mean squared cosine of the principal angles between what orthonormal rows span."""
     least = min(len(one), len(other))
     return float((one @ other.mT).square().sum()) / least if least else float("nan")
