@@ -148,13 +148,16 @@ def _of_circuit(
         left_out |= {f"{label} {name}": str(error).partition("\n")[0] for label in old.labels}
         blank = old.Q.new_full((len(old.labels), n), torch.nan)
         return blank[:, 0], blank[:, :1].expand(-1, 2), blank
-    difference = now - was
     if torch.equal(was.left, now.left) and torch.equal(was.right, now.right):
-        # else rounding would be left of it
-        difference = Factored(torch.zeros_like(was.left), was.right)
+        # exactly nothing, where rounding would leave something
+        none = old.Q.new_zeros((len(old.labels), n))
+        return none[:, 0], none[:, :1].expand(-1, 2), none
+    difference, sides = now - was, list[Tensor]()
     values = difference.singular_values()[:, :n]
     values = torch.nn.functional.pad(values, (0, n - values.shape[1]), value=torch.nan)
-    sides = [_turned(one, other, n) for one, other in ((was.svd().u, now.svd().u), (was.svd().v, now.svd().v))]
+    old_split, new_split = was.svd(), now.svd()
+    for one, other in ((old_split.u, new_split.u), (old_split.v, new_split.v)):
+        sides.append(_turned(one, other, n))
     return difference.norm() / was.norm(), torch.stack(sides, 1), values
 
 
