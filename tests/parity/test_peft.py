@@ -103,22 +103,23 @@ def test_what_peft_trained_computes_the_same_here(folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("keep", ["knowledge", "instruction"])
 def test_corda_begins_from_the_same_product(folder: Path, tmp_path: Path, keep: Any) -> None:
-    base = theirs(folder)
+    base, sample = theirs(folder), torch.randint(0, 100, (1, 64), generator=torch.Generator().manual_seed(2))
     names = {"blocks.0.attn.query": Q, "blocks.1.mlp.output": DOWN}
     config = peft.LoraConfig(
         r=4, lora_alpha=8, target_modules=list(names.values()), init_lora_weights="corda",
         corda_config=CordaConfig(corda_method="kpm" if keep == "knowledge" else "ipm", prune_temporary_fields=True),
     )  # fmt: skip
     before = copy.deepcopy(base)
-    preprocess_corda(base, config, run_model=lambda: logits(base))
+    preprocess_corda(base, config, run_model=lambda: base(sample))
     model = peft.get_peft_model(base, config)
-    adapter = CorDA(4, keep).build(gf.load(folder), list(names), sample=[IDS[0]])
+    adapter = CorDA(4, keep).build(gf.load(folder), list(names), sample=list(sample))
     for ours_, theirs_ in names.items():
         layer = model.get_submodule(f"base_model.model.{theirs_}")
         product = layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
         change = adapter.changes[ours_]
         assert isinstance(change, LowRank)
-        close(change.b @ change.a, product, 2e-4)
+        # there moments are inverted in float32
+        close(change.b @ change.a, product, 2e-3)
     # trained on, and written as what is added to the base as it was
     model.save_pretrained(tmp_path / "start")
     moved(model)
@@ -136,6 +137,7 @@ def test_what_has_no_place_there_is_refused(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="was opened from none"):
         save_peft(Lora(1).build(plain), tmp_path / "plain", plain)
     config = peft.LoraConfig(r=1, target_modules=["q_proj", "embed_tokens"])
-    peft.get_peft_model(theirs(folder), config).save_pretrained(tmp_path / "embeddings")
+    made = peft.get_peft_model(theirs(folder), config)
+    made.save_pretrained(tmp_path / "embeddings", save_embedding_layers=False)
     with pytest.raises(CheckpointError, match=r'changes "model.embed_tokens".*\n.*glassformer.load'):
         load_peft(tmp_path / "embeddings", model)

@@ -116,11 +116,11 @@ class CorDA(LowRankConfig, kind="corda"):
     ) -> "LowRank":
         assert moments is not None, "build records a sample"
         require_rank(self.rank, base)
-        damped, inverse = _inverted(moments.to(wide(base)))
-        u, s, vh = svd(wide(base.detach()) @ damped)
+        damped, inverse = _inverted(moments)
+        u, s, vh = svd(base.detach().to(moments) @ damped)
         which = slice(-self.rank, None) if self.keep == "knowledge" else slice(self.rank)
-        root = s[which].sqrt()
-        return LowRank.replacing(u[:, which] * root, root[:, None] * (vh[which] @ inverse))
+        root, like = s[which].sqrt(), wide(base)
+        return LowRank.replacing((u[:, which] * root).to(like), (root[:, None] * (vh[which] @ inverse)).to(like))
 
 
 def require_rank(rank: int, base: Float[Tensor, "d_out d_in"]) -> None:

@@ -28,7 +28,7 @@ _A, _B = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embe
 # settings that make of an adapter something else than the sum above
 _BEYOND = (
     "use_dora", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "megatron_config",
-    "alora_invocation_tokens", "use_qalora", "corda_config", "arrow_config", "monteclora_config", "use_bdlora",
+    "alora_invocation_tokens", "use_qalora", "arrow_config", "monteclora_config", "use_bdlora",
 )  # fmt: skip
 # ways to begin training that change the base's weights too
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
