@@ -16,11 +16,12 @@ from glassformer import checkpoints, files
 from glassformer.adaptation._adapter import Adapter, AdapterConfig, require_bare
 from glassformer.arguments import checked
 from glassformer.checkpoints.own import sha256_of
+from glassformer.checkpoints.tensors import OWN_ADAPTER
 from glassformer.errors import CheckpointError, ConfigError, UnknownSite
 from glassformer.models import ModelLike, require_model
 from glassformer.provenance.digest import weights_digest
 
-DOCUMENT, WEIGHTS, FORMAT = "adapter.json", "adapter.safetensors", 1
+DOCUMENT, WEIGHTS, FORMAT = OWN_ADAPTER, "adapter.safetensors", 1
 
 
 @checked

@@ -83,6 +83,8 @@ def test_folders_that_are_damaged_or_of_other_weights_are_refused(tmp_path: Path
         load_adapter(tmp_path, one)
     with pytest.raises(CheckpointError, match="no adapter_config"):
         load_peft(folder, one)
+    with pytest.raises(CheckpointError, match=r"and no model.*\n.*adaptation.load_adapter"):
+        gf.load(folder)
     document, said = folder / "adapter.json", json.loads((folder / "adapter.json").read_text())
     for change, words in (
         ({"format": 2}, "format 2"),
