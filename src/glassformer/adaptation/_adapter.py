@@ -178,7 +178,9 @@ class Adapter(nn.Module):
                     "adaptation.mixed({a: 1.0, b: 1.0})."
                 )
             require_in_memory(one)
-            by_module.setdefault(one.module, []).append((one.rows, self.changes[name]))
+            # it lies where the model does, wherever it was made
+            change = self.changes[name].to(original(one.module, "weight").device)
+            by_module.setdefault(one.module, []).append((one.rows, change))
         now = state(model)
         self._held = _Held(model, list(by_module), now, known_digest(model, now))
         for module, rows in by_module.items():

@@ -69,11 +69,11 @@ def save_peft(adapter: Adapter, folder: str | Path, model: ModelLike) -> Path:
                 "    A folder of our own: save_adapter(adapter, folder). Merged: glassformer.save(model, folder)."
             )
         place = _place(theirs, matrix, model)
-        b, a = (value.detach() for value in change.unscaled())
+        b, a = (value.detach().cpu() for value in change.unscaled())
         laid = torch.empty_like(b)
         laid[place.order] = b
-        tensors[f"{_ROOT}{place.module}.lora_A.weight"] = a.cpu().contiguous()
-        tensors[f"{_ROOT}{place.module}.lora_B.weight"] = laid.cpu().contiguous()
+        tensors[f"{_ROOT}{place.module}.lora_A.weight"] = a.contiguous()
+        tensors[f"{_ROOT}{place.module}.lora_B.weight"] = laid
         scales[place.module] = len(a), float(change.scale) * len(a)
     said = json.dumps(_said(scales, adapter.model_name), indent=2)
     return files.write_all(Path(folder), {ADAPTER_WEIGHTS: serialise(tensors), ADAPTER: said})
