@@ -16,12 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.adaptation._adapter import Adapter, require_bare
+from glassformer.adaptation._change import Change
 from glassformer.arguments import Count, checked
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.numerics.decompositions import svd
 from glassformer.numerics.precision import wide
 from glassformer.provenance.binding import Binding
+from glassformer.weights import Svd
 
 # what is left of a direction that rounding made
 _ROUNDING = 1e-6
@@ -74,20 +76,19 @@ def compare(model: ModelLike, adapters: Mapping[str, Adapter], *, directions: Co
     norms, relative = (torch.full((n, len(known)), torch.nan, dtype=torch.float64) for _ in range(2))
     pairs = torch.full((3, n, n, len(known)), torch.nan, dtype=torch.float64)
     for m, one in enumerate(known):
-        base, found = one.values.detach(), dict[int, tuple[Tensor, Tensor, Tensor]]()
+        base, found = one.values.detach(), dict[int, Svd]()
         for i, adapter in enumerate(adapters.values()):
             if one.name not in adapter.changes:
                 continue
-            with torch.no_grad():
-                change = adapter.changes[one.name].difference(base)
-            norms[i, m], relative[i, m] = change.norm(), change.norm() / wide(base).norm()
-            u, s, vh = svd(change)
-            kept = min(directions, int((s > _ROUNDING * s[0]).sum()))
-            found[i] = change, u[:, :kept], vh[:kept]
-        for i, (d1, u1, v1) in found.items():
-            for j, (d2, u2, v2) in found.items():
-                pairs[0, i, j, m] = (d1 * d2).sum() / (d1.norm() * d2.norm())
-                pairs[1, i, j, m], pairs[2, i, j, m] = overlap(u1.mT, u2.mT), overlap(v1, v2)
+            found[i] = change = _decomposed(adapter.changes[one.name], base)
+            norms[i, m], relative[i, m] = change.s.norm(), change.s.norm() / wide(base).norm()
+        for i, a in found.items():
+            for j, b in found.items():
+                inner = ((a.u * a.s).mT @ (b.u * b.s) * (a.v.mT @ b.v)).sum()
+                pairs[0, i, j, m] = inner / (a.s.norm() * b.s.norm())
+                first, second = (min(directions, int((c.s > _ROUNDING * c.s[0]).sum())) for c in (a, b))
+                pairs[1, i, j, m] = overlap(a.u[:, :first].mT, b.u[:, :second].mT)
+                pairs[2, i, j, m] = overlap(a.v[:, :first].mT, b.v[:, :second].mT)
     names, matrices = list(adapters), [one.name for one in known]
     single, double = {"adapter": names, "matrix": matrices}, {"adapter": names, "adapter_2": names, "matrix": matrices}
     cosine, written, read = (Labelled(each, ("adapter", "adapter_2", "matrix"), double) for each in pairs)
@@ -96,6 +97,16 @@ def compare(model: ModelLike, adapters: Mapping[str, Adapter], *, directions: Co
         cosine=cosine, written=written, read=read, directions=directions,
     )  # fmt: skip
     return made.bound(Binding("compare", model))
+
+
+@torch.no_grad()
+def _decomposed(change: Change, base: Float[Tensor, "d_out d_in"]) -> Svd:
+    """Return the singular value decomposition of a change, of thin factors where it has some."""
+    known = change.factors()
+    if known is not None:
+        return known.svd()
+    u, s, vh = svd(change.difference(base))
+    return Svd(u, s, vh.mT)
 
 
 def overlap(one: Float[Tensor, "n d"], other: Float[Tensor, "m d"]) -> float:

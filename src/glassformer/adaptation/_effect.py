@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
@@ -148,17 +148,22 @@ def _of_circuit(
         left_out |= {f"{label} {name}": str(error).partition("\n")[0] for label in old.labels}
         blank = old.Q.new_full((len(old.labels), n), torch.nan)
         return blank[:, 0], blank[:, :1].expand(-1, 2), blank
-    if torch.equal(was.left, now.left) and torch.equal(was.right, now.right):
-        # exactly nothing, where rounding would leave something
-        none = old.Q.new_zeros((len(old.labels), n))
+    # exactly nothing, where rounding would leave something
+    same = _same(was, now)[:, None]
+    if bool(same.all()):
+        none = old.Q.new_zeros((len(same), n))
         return none[:, 0], none[:, :1].expand(-1, 2), none
-    difference, sides = now - was, list[Tensor]()
+    difference, (u, _, v), (new_u, _, new_v) = now - was, was.svd(), now.svd()
     values = difference.singular_values()[:, :n]
     values = torch.nn.functional.pad(values, (0, n - values.shape[1]), value=torch.nan)
-    old_split, new_split = was.svd(), now.svd()
-    for one, other in ((old_split.u, new_split.u), (old_split.v, new_split.v)):
-        sides.append(_turned(one, other, n))
-    return difference.norm() / was.norm(), torch.stack(sides, 1), values
+    moved = torch.stack([_turned(u, new_u, n), _turned(v, new_v, n)], 1)
+    change = difference.norm() / was.norm()
+    return change.masked_fill(same[:, 0], 0), moved.masked_fill(same, 0), values.masked_fill(same, 0)
+
+
+def _same(was: Factored, now: Factored) -> Bool[Tensor, " head"]:
+    """Return of which heads a circuit is the same in every bit."""
+    return (was.left == now.left).flatten(1).all(1) & (was.right == now.right).flatten(1).all(1)
 
 
 def _scores(layer: AttentionWeights, offset: int) -> Factored:
@@ -209,7 +214,7 @@ def _score_tokens(
             was, now = _scores(old, offset), _scores(new, offset)
         except AnalysisUnavailable:
             continue
-        if torch.equal(was.left, now.left) and torch.equal(was.right, now.right):
+        if bool(_same(was, now).all()):
             continue
         norm, rows = before.norm_before(old), before.embeddings[old.stack]
 

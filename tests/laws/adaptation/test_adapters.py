@@ -1,6 +1,6 @@
 """Adapters: what each kind makes of a matrix, who sees it, and that a model is left as it was."""
 
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from glassformer.models import Model
 from glassformer.numerics.parametrized import seen_state
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES
-from one_pass import in_one_pass
 
 KINDS: tuple[AdapterConfig, ...] = (
     Svf(), Svf("code"), Lora(2, 4.0), MiLora(2), CorDA(2), CorDA(2, "instruction"), FullTuning(),
@@ -63,7 +62,6 @@ def merged(of: Model, name: str = "llama") -> Model:
     return made
 
 
-@in_one_pass
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_every_kind_begins_as_the_model_and_leaves_it_bit_for_bit(kind: AdapterConfig) -> None:
     one = model()
@@ -195,9 +193,8 @@ def test_full_tuning_trains_as_the_parameter_itself_would() -> None:
         assert torch.equal(one.matrices("blocks.0.mlp.input")[0].weight, weight)
 
 
-@in_one_pass
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
-def test_everyone_sees_the_changed_matrices(kind: AdapterConfig) -> None:
+def test_everyone_sees_the_changed_matrices(kind: AdapterConfig, tmp_path: Path) -> None:
     one = model()
     adapter, x = moved(built(kind, one, ["blocks.*.attn.*", "blocks.1.mlp.*"])), ids(one, 1)
     with adapter.attached(one):
@@ -212,8 +209,7 @@ def test_everyone_sees_the_changed_matrices(kind: AdapterConfig) -> None:
         found, wanted = linear_gradients(one, x), linear_gradients(plain, x)
         assert found.norm.coords == wanted.norm.coords and not found.left_out
         close(found.norm.values, wanted.norm.values, 1e-12)
-        with TemporaryDirectory() as folder:
-            opened = gf.load(gf.save(one, folder), dtype=torch.float64)
+        opened = gf.load(gf.save(one, tmp_path), dtype=torch.float64)
         assert torch.equal(opened(x), one(x))
     assert not torch.equal(one(x), plain(x))
 

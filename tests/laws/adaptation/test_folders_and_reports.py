@@ -55,23 +55,22 @@ def trained(config: AdapterConfig, of: Model, matrices: Any = "blocks.1.*", seed
     return adapter
 
 
-def test_a_folder_gives_every_kind_back_beside_its_base_and_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.described for kind in KINDS])
+def test_a_folder_gives_every_kind_back_beside_its_base_and_alone(kind: AdapterConfig, tmp_path: Path) -> None:
     one = model()
-    x, alone = ids(one), one(ids(one))
-    for kind in KINDS:
-        adapter, folder = trained(kind, one), tmp_path / kind.described
-        with adapter.attached(one):
-            adapted = one(x)
-            # the base is written as it is without the adapter, which stays attached
-            save_adapter(adapter, folder, base=one)
-            assert torch.equal(one(x), adapted)
-        base = gf.load(folder, dtype=torch.float64)
-        assert torch.equal(base(x), alone), kind.described
-        for of in (one, base):
-            again = load_adapter(folder, of)
-            assert again.config == kind and not any(number.requires_grad for number in again.parameters())
-            with again.attached(of):
-                close(of(x), adapted, 1e-12)
+    adapter, x, alone = trained(kind, one), ids(one), one(ids(one))
+    with adapter.attached(one):
+        adapted = one(x)
+        # the base is written as it is without the adapter, which stays attached
+        save_adapter(adapter, tmp_path, base=one)
+        assert torch.equal(one(x), adapted)
+    base = gf.load(tmp_path, dtype=torch.float64)
+    assert torch.equal(base(x), alone)
+    for of in (one, base):
+        again = load_adapter(tmp_path, of)
+        assert again.config == kind and not any(number.requires_grad for number in again.parameters())
+        with again.attached(of):
+            close(of(x), adapted, 1e-12)
 
 
 def test_folders_that_are_damaged_or_of_other_weights_are_refused(tmp_path: Path) -> None:
