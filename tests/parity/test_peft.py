@@ -4,12 +4,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-import transformers
-from peft.tuners.lora.config import CordaConfig
-from peft.tuners.lora.corda import preprocess_corda
 from torch import Tensor
 
 import glassformer as gf
@@ -18,11 +14,19 @@ from glassformer.adaptation import Adapter, CorDA, Lora, LowRank, MiLora, Svf, l
 from glassformer.errors import CheckpointError
 from glassformer.testing import close
 
-# importing the library takes longer than a test may
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.full
 
 IDS = torch.arange(3, 20)[None]
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def peft() -> Any:
+    # importing it takes longer than a test may, and so not where tests are collected
+    import peft
+
+    return peft
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def moved(adapter: Any) -> Any:
     return adapter
 
 
-def test_what_we_write_computes_the_same_there_and_here(folder: Path, tmp_path: Path) -> None:
+def test_what_we_write_computes_the_same_there_and_here(peft: Any, folder: Path, tmp_path: Path) -> None:
     model = gf.load(folder)
     kinds = Lora(2, 6.0), MiLora(3), CorDA(2)
     made = [
@@ -86,7 +90,7 @@ def logits_of(model: Any) -> Tensor:
         return model(IDS)
 
 
-def test_what_peft_trained_computes_the_same_here(folder: Path, tmp_path: Path) -> None:
+def test_what_peft_trained_computes_the_same_here(peft: Any, folder: Path, tmp_path: Path) -> None:
     config = peft.LoraConfig(
         r=2, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"], rank_pattern={"down_proj": 3},
         alpha_pattern={"v_proj": 2}, use_rslora=True, init_lora_weights=False,
@@ -102,7 +106,10 @@ def test_what_peft_trained_computes_the_same_here(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("keep", ["knowledge", "instruction"])
-def test_corda_begins_from_the_same_product(folder: Path, tmp_path: Path, keep: Any) -> None:
+def test_corda_begins_from_the_same_product(peft: Any, folder: Path, tmp_path: Path, keep: Any) -> None:
+    from peft.tuners.lora.config import CordaConfig
+    from peft.tuners.lora.corda import preprocess_corda
+
     base, sample = theirs(folder), torch.randint(0, 100, (1, 64), generator=torch.Generator().manual_seed(2))
     names = {"blocks.0.attn.query": Q, "blocks.1.mlp.output": DOWN}
     config = peft.LoraConfig(
@@ -129,7 +136,7 @@ def test_corda_begins_from_the_same_product(folder: Path, tmp_path: Path, keep: 
     assert (expected - logits(before)).abs().max() > 0.01
 
 
-def test_what_has_no_place_there_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_what_has_no_place_there_is_refused(peft: Any, folder: Path, tmp_path: Path) -> None:
     model = gf.load(folder)
     with pytest.raises(CheckpointError, match="svf is none"):
         save_peft(Svf().build(model), tmp_path / "svf", model)
