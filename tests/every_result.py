@@ -14,7 +14,7 @@ import explanations
 import glassformer
 import reports
 from circuit_pairs import Compared, pair
-from glassformer import handmade
+from glassformer import adaptation, handmade
 from glassformer.analysis import (
     attribution,
     behaviour,
@@ -166,6 +166,15 @@ def _sweep() -> Any:
     return sweep.sweep(_small(), _ids(), plan, sweep.logit_difference(1, 2))
 
 
+def _adapter(seed: int = 0) -> Any:
+    adapter = adaptation.Svf().build(_small(), "blocks.*.attn.*")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for scales in adapter.parameters():
+            scales += 0.2 * torch.randn(scales.shape, generator=generator, dtype=scales.dtype)
+    return adapter
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "Ablation": lambda: causal.ablate_each(induction_model(), repeated(batch=4)),
     "AblationTable": lambda: causal.ablation_table(_small(), _ids(), sweep.logit_difference(1, 2)),
@@ -175,6 +184,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Answered": _answered,
     "AttentionCosts": lambda: attention_costs(["linear"], lengths=[8, 16], n_heads=1, d_head=4, seconds=0.1),
     "AttentionFlow": _one_pass(token_flow.attention_flow),
+    "AdapterComparison": lambda: adaptation.compare(_small(), {"one": _adapter(), "other": _adapter(1)}),
+    "AdapterEffect": lambda: adaptation.adapter_effect(_small(), _adapter()),
     "AlignmentSearch": lambda: causal.alignment_search(_small(), _exchanges(), "blocks.0.resid_post", steps=2, draws=2),
     "AttentionSinks": lambda: behaviour.attention_sinks(_small(), _ids(), window=4, first=2),
     "AverageRoutes": lambda: token_flow.average_routes(_small(), _ids()),

@@ -62,6 +62,7 @@ _HOMES = {
     ),
 }
 _PACKAGES = (
+    "adaptation",
     "analysis",
     "attention",
     "bench",

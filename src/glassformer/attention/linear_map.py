@@ -21,6 +21,10 @@ class LinearMap(nn.Linear):
     def forward(self, input: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         return linear(input, self.weight, self.bias)
 
+    def named_rows(self) -> Iterator[tuple[str, range]]:
+        """Yield the matrices in its weight: what each is called within it, and its rows; one without a name here."""
+        yield "", range(self.out_features)
+
 
 class LinearMaps(nn.Module):
     """Several linear maps of one shape, their matrices stacked: one for each expert."""
@@ -29,6 +33,11 @@ class LinearMaps(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n, d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(n, d_out)) if bias else None
+
+    def named_rows(self) -> Iterator[tuple[str, range]]:
+        """Yield each map's number and its rows, where the stack is laid out as one matrix."""
+        n, rows = self.weight.shape[:2]
+        yield from ((str(i), range(i * rows, (i + 1) * rows)) for i in range(n))
 
     def one(self, which: int, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Return what one of the maps makes of rows."""

@@ -28,7 +28,7 @@ _A, _B = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embe
 # settings that make of an adapter something else than the sum above
 _BEYOND = (
     "use_dora", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "megatron_config",
-    "alora_invocation_tokens", "use_qalora", "corda_config", "arrow_config", "monteclora_config", "use_bdlora",
+    "alora_invocation_tokens", "use_qalora", "arrow_config", "monteclora_config", "use_bdlora",
 )  # fmt: skip
 # ways to begin training that change the base's weights too
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -40,6 +40,44 @@ class Factors(NamedTuple):
     a: str
     b: str
     scale: float
+
+
+class LoraFolder:
+    """A folder with an adapter in PEFT's layout: headers and config, no numbers yet.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        CheckpointError: It holds none of a kind that is read here, or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said = _said(folder)
+        self.transposed = self.said.flag("fan_in_fan_out", False)
+        self.files = _files(folder)
+        # by the module that they are of
+        self.factors: dict[str, Factors] = {}
+        # what comes in the place of the base's tensors, by their names: biases, and modules that were trained whole
+        self.whole: dict[str, str] = {}
+        for name in self.files:
+            own = name.removeprefix(_ROOT)
+            end = next((end for end in (*_A, *_B) if own.endswith(end)), None)
+            if end is None:
+                self.whole[own] = name
+            elif end in _A:
+                module = own.removesuffix(end)
+                other = f"{name.removesuffix(end)}{_B[_A.index(end)]}"
+                if other not in self.files:
+                    raise CheckpointError(f'"{folder}" lacks "{other}", the other factor of "{name}".')
+                self.factors[module] = Factors(name, other, _scale(self.said, module))
+            elif name.removesuffix(end) + _A[_B.index(end)] not in self.files:
+                raise CheckpointError(f'"{folder}" lacks the other factor of "{name}".')
+
+    def is_transposed(self, factors: Factors) -> bool:
+        """Whether the product is `in out`, as embeddings and some modules of old store what they are added to."""
+        return self.transposed or factors.a.endswith(_A[1])
 
 
 class Adapted(Tensors):
@@ -55,28 +93,12 @@ class Adapted(Tensors):
 
     def __init__(self, base: Tensors, folder: Path) -> None:
         super().__init__(base.folder)
-        self.base, self.adapter = base, folder
-        said = _said(folder)
-        self.transposed = said.flag("fan_in_fan_out", False)
-        self.files = _files(folder)
-        self.added: dict[str, Factors] = {}
-        # tensors that come in the place of the base's: biases, and modules that were trained whole
-        self.replaced: dict[str, str] = {}
-        for name in self.files:
-            own = name.removeprefix(_ROOT)
-            end = next((end for end in (*_A, *_B) if own.endswith(end)), None)
-            if end is None:
-                self.replaced[self._of_base(own, name)] = name
-            elif end in _A:
-                module = own.removesuffix(end)
-                other = f"{name.removesuffix(end)}{_B[_A.index(end)]}"
-                if other not in self.files:
-                    raise CheckpointError(f'"{folder}" lacks "{other}", the other factor of "{name}".')
-                self.added[self._of_base(f"{module}.weight", name)] = Factors(name, other, _scale(said, module))
-            elif name.removesuffix(end) + _A[_B.index(end)] not in self.files:
-                raise CheckpointError(f'"{folder}" lacks the other factor of "{name}".')
+        self.base, self.adapter, self.lora = base, folder, LoraFolder(folder)
+        self.files = self.lora.files
+        self.added = {self._of_base(f"{name}.weight", one.a): one for name, one in self.lora.factors.items()}
+        self.replaced = {self._of_base(own, name): name for own, name in self.lora.whole.items()}
         for name, factors in self.added.items():
-            self._require_fit(name, factors, said)
+            self._require_fit(name, factors, self.lora.said)
         for name, own in self.replaced.items():
             if self.files[own].shape != base[name].shape:
                 raise self._misfit(own, self.files[own].shape, name)
@@ -99,7 +121,7 @@ class Adapted(Tensors):
         if len(a) != 2 or len(b) != 2 or len(shape) != 2 or a[0] != b[1]:
             raise self._misfit(factors.a, a, name)
         product = (b[0], a[1])
-        if shape != (product[::-1] if self._is_transposed(factors) else product):
+        if shape != (product[::-1] if self.lora.is_transposed(factors) else product):
             raise self._misfit(factors.a, product, name)
         if a[0] != (rank := _of_pattern(said, "r", "rank_pattern", module)):
             raise CheckpointError(
@@ -112,9 +134,6 @@ class Adapted(Tensors):
             f'"{self.adapter}": "{own}" makes {found} of "{name}", which has {self.base[name].shape} in the base '
             f'"{self.folder}": it was trained beside another model.'
         )
-
-    def _is_transposed(self, factors: Factors) -> bool:
-        return self.transposed or factors.a.endswith(_A[1])
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self.base[name]
@@ -137,7 +156,7 @@ class Adapted(Tensors):
         wide = stored.double() if stored.dtype.itemsize == 8 else stored.float()
         a, b = (self.files.read(one).to(wide.dtype) for one in (factors.a, factors.b))
         product = factors.scale * (b @ a)
-        return (wide + (product.T if self._is_transposed(factors) else product)).to(stored.dtype)
+        return (wide + (product.T if self.lora.is_transposed(factors) else product)).to(stored.dtype)
 
     def as_stored(self, name: str) -> Tensor:
         return self.read(name) if name in self.added or name in self.replaced else self.base.as_stored(name)

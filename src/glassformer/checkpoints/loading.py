@@ -13,7 +13,7 @@ from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
-from glassformer.checkpoints.tensors import ADAPTER, PICKLED, way_from_pickle
+from glassformer.checkpoints.tensors import ADAPTER, OWN_ADAPTER, PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.files import read_json, reason
 from glassformer.files.packaged import CONFIG
@@ -137,6 +137,11 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder | GgufFile:
     path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).exists()), None)
     if path is None and (folder / ADAPTER).exists():
         raise CheckpointError(_of_adapter(folder))
+    if path is None and (folder / OWN_ADAPTER).exists():
+        raise CheckpointError(
+            f'"{folder}" holds an adapter, and no model: what it changes lies elsewhere. Open it with that:\n'
+            f'    adaptation.load_adapter("{folder}", glassformer.load(BASE))'
+        )
     if path is None:
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
@@ -177,7 +182,8 @@ def _of_adapter(folder: Path) -> str:
     named += f' of "{base}"' if isinstance(base, str) and base else ""
     return (
         f'"{folder}" holds an adapter{named}, and no model: what it adds to '
-        f'weights that lie elsewhere. Open them with it: glassformer.load(BASE, adapter="{folder}"); --adapter.\n'
+        f'weights that lie elsewhere. Open them with it: glassformer.load(BASE, adapter="{folder}"); --adapter. To put '
+        f'it on and take it off: adaptation.load_peft("{folder}", model).\n'
         "    Or merge it into them, and open the folder that is written:\n"
         f'    peft.AutoPeftModelForCausalLM.from_pretrained("{folder}").merge_and_unload().save_pretrained("merged")'
     )

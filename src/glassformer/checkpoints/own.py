@@ -30,6 +30,7 @@ from glassformer.files.packaged import CONFIG
 from glassformer.files.reading import MOST_TOKENIZER, opened, read, reason
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
 from glassformer.models.generation_rules import NO_RULES, GenerationRules
+from glassformer.numerics.parametrized import seen_state
 from glassformer.numerics.placement import NumberType, number_type
 from glassformer.provenance import ModelNote
 
@@ -49,6 +50,8 @@ _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) -> Path:
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
+    Weights are written as every pass sees them: an adapter that is attached is merged into them.
+
     Args:
         model: The model; its tokenizers are written too if it has any.
         folder: Made if missing.
@@ -59,7 +62,7 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
         ConfigError: Weights are not kept in such a type, or some are too large for it.
     """
     folder, model, kind = Path(folder), require_model(model, "save"), number_type(dtype)
-    tensors = {name: narrowed(name, value.detach(), kind).cpu() for name, value in model.state_dict().items()}
+    tensors = {name: narrowed(name, value.detach(), kind).cpu() for name, value in seen_state(model).items()}
     contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
     tokenizers = tokenizers_of(model)
     contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}

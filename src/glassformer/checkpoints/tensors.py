@@ -32,6 +32,8 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".msgpack", ".h5")
 # of an adapter's weights, which are no model by themselves
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# the document of an adapter in a folder of our own
+OWN_ADAPTER = "adapter.json"
 # what torch.compile, DistributedDataParallel and PEFT put before the names of a model's tensors
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
 # bytes that are compared at a time

@@ -19,6 +19,7 @@ from glassformer.models.frames import macaron, metaformer
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.hierarchical_softmax import HierarchicalSoftmax
 from glassformer.models.image_sampling import sample_images
+from glassformer.models.matrices import Matrix
 from glassformer.models.memory_context import MemoryContext
 from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
@@ -56,7 +57,7 @@ __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
     "Decoder", "DecoderConfig", "Denoises", "Draw", "Encoder", "EncoderConfig", "EncoderDecoder",
     "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru", "HierarchicalSoftmax", "Hypothesis",
-    "LabelSmoothing", "LayerNorm", "Learned", "LearnedGrid", "MemoryContext", "MemoryGate", "MixMlp",
+    "LabelSmoothing", "LayerNorm", "Learned", "LearnedGrid", "Matrix", "MemoryContext", "MemoryGate", "MixMlp",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "OutputLayer",
     "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal",
     "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",

@@ -19,6 +19,7 @@ from glassformer.models.block import BlockConfig
 from glassformer.models.denoiser import Denoises
 from glassformer.models.embedding import Embedding, Unembedding, VocabularyMatrix
 from glassformer.models.generation_rules import NO_RULES
+from glassformer.models.matrices import Matrix, matching, matrices_of
 from glassformer.models.output_layer import OutputLayer
 from glassformer.models.patches import Patches
 from glassformer.models.reading import Inputs, read, tokenizer_for
@@ -439,6 +440,18 @@ class Model(nn.Module):
     def sub_layer(self, path: str) -> SubLayer:
         """Return the sub-layer that a path is of, `decoder.blocks.3.attn`."""
         return next(layer for name in self.stacks for layer in self.sub_layers(name) if layer.path == path)
+
+    def matrices(self, glob: str = "*") -> tuple[Matrix, ...]:
+        """Return the matrices of its sub-layers that a glob covers, in the order they run; see `models.matrices`.
+
+        Args:
+            glob: A name, `blocks.2.attn.query`, or of several: `blocks.*.mlp.*`.
+
+        Raises:
+            UnknownSite: It covers none.
+        """
+        known = list(matrices_of([layer for name in self.stacks for layer in self.sub_layers(name)]))
+        return tuple(known) if glob == "*" else matching(known, glob)
 
     def penalty(self) -> Float[Tensor, ""] | None:
         """Return what training adds to the loss for what mechanisms have come to spend, in nats; None for nothing."""

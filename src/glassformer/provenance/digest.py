@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.numerics.parametrized import original
+
 # more is hashed only when somebody asks for the digest itself: about a second of one core
 MOST_BYTES = 2**28
 
@@ -30,6 +32,11 @@ def digest(model: nn.Module) -> str:
     found = _computed(model)
     _KNOWN[model] = now, found
     return found
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the digest as computed from the tensors: the same whether weights were made here or opened from a file."""
+    return _computed(model)
 
 
 def known_digest(model: nn.Module, now: int) -> str:
@@ -68,7 +75,7 @@ def _computed(model: nn.Module) -> str:
     found = hashlib.sha256(repr(_config(model)).encode())
     # tied weights have several names and count once
     names: dict[int, str] = {}
-    for name, module, registered in _registered(model):
+    for name, module, registered in _seen(model):
         if id(registered) in names:
             found.update(f"{name} is {names[id(registered)]}".encode())
             continue
@@ -88,6 +95,19 @@ def _registered(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
             for last, value in held.items():
                 if value is not None:
                     yield f"{path}.{last}" if path else last, module, value
+
+
+def _seen(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Yield the same as a pass sees it: what a parametrization makes of a tensor, under the tensor's own name."""
+    for path, module in model.named_modules():
+        start = f"{path}." if path else ""
+        if "parametrizations." in f".{start}":
+            continue
+        made = getattr(module, "parametrizations", {})
+        # first, as linear maps have their weight
+        yield from ((start + last, module, original(module, last)) for last in made)
+        own = (*module._parameters.items(), *module._buffers.items())
+        yield from ((start + last, module, value) for last, value in own if value is not None)
 
 
 def _version(value: Tensor) -> int:

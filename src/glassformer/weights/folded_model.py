@@ -25,6 +25,7 @@ from glassformer.models import BlockConfig, Mlp, Model, ModelLike, require_model
 from glassformer.models.embedding import Learned
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
+from glassformer.numerics.parametrized import seen_state
 from glassformer.trace import Tape, splits_of, with_splits
 from glassformer.weights.fold import fold
 from glassformer.weights.heads import AttentionWeights, MlpWeights
@@ -55,7 +56,7 @@ def folded(model: ModelLike) -> Any:
     w.require_vocabulary("weights.folded")
     made: Any = _config(model, w).build().to(model.unembed.stored.device, model.unembed.stored.dtype).eval()
     known = made.state_dict()
-    kept = {name: value for name, value in model.state_dict().items() if _fits(known.get(name), value)}
+    kept = {name: value for name, value in seen_state(model).items() if _fits(known.get(name), value)}
     made.load_state_dict(kept, strict=False)
     with torch.no_grad():
         _fill(made, model, w)

@@ -9,21 +9,21 @@ and no sub-layer has to name it; what is multiplied by any other way is not seen
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from glassformer.attention.linear_map import LinearMaps, linear
-from glassformer.attention.projections.separate import JoinedMap
-from glassformer.models import Model, SubLayer
+from glassformer.attention.linear_map import linear
+from glassformer.models import Matrix, Model, SubLayer
 from glassformer.models.mlp import MlpLayer
 
 Side = Literal["read", "write", "inside"]
+_LETTERS = {"query": "Q", "key": "K", "value": "V"}
 _OF_MLPS = {"input": "in", "gate": "gate", "output": "out"}
 
 
@@ -73,42 +73,28 @@ def maps_of(model: Model) -> list[MapOfModel]:
 
     A parameter that several sub-layers share is there once, under the first one's label.
     """
-    found: dict[tuple[int, int], MapOfModel] = {}
-    for name in model.stacks:
-        for layer in model.sub_layers(name):
-            for one in _of_layer(layer):
-                found.setdefault((id(one.weight), one.rows.start), one)
-    return list(found.values())
+    return [MapOfModel(_label(one), one.weight, one.rows, one.layer, _side(one)) for one in model.matrices()]
 
 
-def _of_layer(layer: SubLayer) -> Iterator[MapOfModel]:
-    for path, module in layer.part.named_modules():
-        if isinstance(module, JoinedMap):
-            first = 0
-            for letter, width in zip("QKV", module.widths):
-                crossed = layer.crosses and letter != "Q"
-                side: Side = "inside" if crossed else "read"
-                if width:
-                    yield MapOfModel(f"{layer.label} {letter}", module.weight, range(first, first + width), layer, side)
-                first += width
-        elif isinstance(module, nn.Linear | LinearMaps):
-            weight, said = module.weight, _said(layer, path)
-            side = _side(layer, path, weight)
-            n = weight.shape[-2]
-            for i in range(weight.numel() // (n * weight.shape[-1])):
-                which = f"[{i}]" if weight.ndim > 2 else ""
-                yield MapOfModel(f"{layer.label} {said}{which}", weight, range(i * n, (i + 1) * n), layer, side)
+def _label(one: Matrix) -> str:
+    return f"{one.layer.label} {_said(one)}"
 
 
-def _said(layer: SubLayer, path: str) -> str:
-    if layer.attention is not None:
-        return "O" if path == "merge.output" else path
-    return _OF_MLPS.get(path, path) if isinstance(layer.part, MlpLayer) else path
+def _said(one: Matrix) -> str:
+    """Return what a matrix is called in its sub-layer: a letter, an end of an MLP, or where its module lies."""
+    if one.within in _LETTERS:
+        return _LETTERS[one.within]
+    which = f"[{one.within}]" if one.within else ""
+    if one.layer.attention is not None:
+        return f"O{which}" if one.path == "merge.output" else one.path + which
+    return (_OF_MLPS.get(one.path, one.path) if isinstance(one.layer.part, MlpLayer) else one.path) + which
 
 
-def _side(layer: SubLayer, path: str, weight: Tensor) -> Side:
-    d_model = layer.block.d_model
-    d_out, d_in = weight.shape[-2:]
+def _side(one: Matrix) -> Side:
+    layer, path = one.layer, one.path
+    d_model, (d_out, d_in) = layer.block.d_model, one.shape
+    if one.within in _LETTERS:
+        return "inside" if layer.crosses and one.within != "query" else "read"
     if layer.attention is not None:
         reads = path.startswith("projection.") and d_in == d_model and not layer.crosses
         return "write" if path == "merge.output" else "read" if reads else "inside"

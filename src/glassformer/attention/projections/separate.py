@@ -89,6 +89,13 @@ class JoinedMap(LinearMap):
         rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
         return linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
 
+    def named_rows(self) -> Iterator[tuple[str, range]]:
+        first = 0
+        for name, width in zip(("query", "key", "value"), self.widths):
+            if width:
+                yield name, range(first, first + width)
+            first += width
+
     @property
     def reads(self) -> list[nn.Linear]:
         """The maps that read the vector: this one."""
