@@ -295,7 +295,6 @@ def test_what_an_adapter_cannot_be_of_is_said() -> None:
         built(Lora(1), one, "blocks.0.mlp.gate").attach(model("gpt2"))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_matrices_of_every_architecture_have_names_of_their_own_and_can_be_adapted(name: str) -> None:
     one = model(name)
