@@ -1,0 +1,6 @@
+"""One program on many processes: what ranks share, and how they exchange it."""
+
+from glassformer.training.parallel.ring import ring_attention
+from glassformer.training.parallel.shards import SequenceShards
+
+__all__ = ["SequenceShards", "ring_attention"]
