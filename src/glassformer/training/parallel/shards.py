@@ -27,10 +27,10 @@ class SequenceShards:
     Args:
         bounds: Where chunks begin and end: 0, …, the length of the sequence.
         owners: The rank of each chunk.
-        ranks: How many ranks there are; one may own nothing.
+        ranks: How many ranks there are; each owns a chunk, which may be empty.
 
     Raises:
-        ConfigError: Bounds fall or do not begin at 0, or a chunk has no owner among the ranks.
+        ConfigError: Bounds fall or do not begin at 0, or a chunk has no owner, or a rank no chunk.
     """
 
     bounds: tuple[int, ...]
@@ -42,8 +42,9 @@ class SequenceShards:
         require(self.bounds[:1] == (0,) and rising, f"shards: bounds begin at 0 and rise, found {self.bounds}.")
         n_chunks = len(self.bounds) - 1
         require(len(self.owners) == n_chunks, f"shards: {n_chunks} chunks have {len(self.owners)} owners.")
-        owned = all(0 <= owner < self.ranks for owner in self.owners)
-        require(owned, f"shards: owners are ranks from 0 to {self.ranks - 1}, found {self.owners}.")
+        # who owns nothing would be missing where all ranks exchange
+        owned = {*self.owners} == {*range(self.ranks)}
+        require(owned, f"shards: each of {self.ranks} ranks owns a chunk, if an empty one; found {self.owners}.")
 
     @classmethod
     @checked
