@@ -1,7 +1,8 @@
 """One program on many processes: what ranks share, and how they exchange it."""
 
 from glassformer.training.parallel.lasp import lasp, lasp_plus
+from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.ring import ring_attention
 from glassformer.training.parallel.shards import SequenceShards
 
-__all__ = ["SequenceShards", "lasp", "lasp_plus", "ring_attention"]
+__all__ = ["Mesh", "SequenceShards", "lasp", "lasp_plus", "ring_attention"]
