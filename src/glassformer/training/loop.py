@@ -92,8 +92,10 @@ def train(
         open_ones.enter_context(deterministic)
         sharing: Sharing = Alone()
         if mesh is not None:
+            from glassformer.training.parallel.processes import own_device
             from glassformer.training.parallel.shared import shared
 
+            device = own_device(device)
             sharing = open_ones.enter_context(shared(config, mesh, device))
         run = sharing.first("opening the folder", lambda: RunFolder(folder, config, begin_from, writes=sharing.leads))
         open_ones.enter_context(run)

@@ -193,6 +193,13 @@ def leads() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def own_device(device: torch.device) -> torch.device:
+    """The device of this process among its machine's, by its environment, where none is numbered."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def _placed(mesh: Mesh) -> tuple[int, int]:
     """Return this process's rank and how many there are, by its environment."""
     launch = _LAUNCH.format(size=mesh.size, mesh=mesh)
