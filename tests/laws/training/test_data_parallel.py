@@ -19,6 +19,7 @@ from glassformer.models import DecoderConfig, Mlp, block, repeat
 from glassformer.testing import close
 from glassformer.training import Progress, TrainConfig, read_metrics, train
 from glassformer.training.parallel import Mesh, processes
+from glassformer.training.parallel.processes import own_device
 from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between
 from ranks import on_processes
 
@@ -169,6 +170,13 @@ def test_a_process_that_was_not_told_its_rank_is_told_how_to_start(tmp_path: Pat
     ):
         os.environ.pop("RANK", None)
         train(RECIPE, tmp_path / "run", mesh=Mesh(dp=2))
+
+
+def test_a_rank_computes_on_the_device_of_its_number_on_the_machine() -> None:
+    with patch.dict(os.environ, LOCAL_RANK="3"):
+        assert own_device(torch.device("cuda")) == torch.device("cuda", 3)
+        assert own_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+        assert own_device(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_a_mesh_is_read_from_a_text() -> None:
