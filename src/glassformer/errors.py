@@ -93,6 +93,10 @@ class TrainingDiverged(GlassformerError, ArithmeticError):
     """A loss or a gradient is not finite; the message names the step, what to change, a run's last good checkpoint."""
 
 
+class RankLost(GlassformerError, RuntimeError):
+    """A process of a mesh did not come, died or no longer answers; the message names its rank."""
+
+
 class MissingExtra(GlassformerError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 

@@ -28,6 +28,7 @@ def train(
     seed: int | None = None,
     threads: int | None = None,
     device: str | None = None,
+    mesh: str | None = None,
     set: tuple[str, ...] = (),
     data: tuple[str, ...] = (),
     begin_from: Path | None = None,
@@ -51,6 +52,7 @@ def train(
         threads: CPU threads.
         device: Where to train, instead of the recipe's: cpu, cuda, cuda:1, mps; auto is this machine's accelerator if
             it has one, and the CPU otherwise.
+        mesh: Processes that share the work, each started by torchrun: dp=2, whose two have some rows of every batch.
         set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
             or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
             evaluate_batches, save_every, keep or weights; or what --show prints below model, data and evaluate, entries
@@ -74,14 +76,20 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = folder or Path("runs") / Path(recipe_name).stem
-    _train(config, folder, begin_from)
+    _train(config, folder, begin_from, mesh)
 
 
-def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None:
+def _train(config: "TrainConfig", folder: Path, begin_from: Path | None, mesh: str | None) -> None:
     from glassformer.analysis.learning.measures import MEASURES
     from glassformer.training import train as run_training
 
-    console = Console(stderr=True)
+    shape, console = None, Console(stderr=True)
+    if mesh is not None:
+        from glassformer.training.parallel import Mesh, leads
+
+        shape = Mesh.read(mesh)
+        # one of them tells how it goes
+        console.quiet = not leads()
     columns = (spoken("loss") + " {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} " + spoken("tokens/s"))
     bar = Progress(
         TextColumn("{task.description}", markup=False),
@@ -109,7 +117,7 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
 
     try:
         with _notes_on(console), console.status(spoken("reading data, measuring the start")) as status:
-            run_training(config, folder, measures=MEASURES, report=report, begin_from=begin_from)
+            run_training(config, folder, measures=MEASURES, report=report, begin_from=begin_from, mesh=shape)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(_kept(folder)) from interrupt
     finally:

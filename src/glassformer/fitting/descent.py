@@ -60,6 +60,8 @@ class Descent:
         clip: Largest norm of the gradient; 0 for no limit.
         name: What is fitted, as messages call it.
         way_on: What a message says can be done about a number that is not finite.
+        mean: Mean over processes that have terms of their own and average their gradients as these are made, of a
+            number that each has; all that their terms read is fitted. None for one process.
     """
 
     def __init__(
@@ -74,10 +76,11 @@ class Descent:
         clip: float = 0.0,
         name: str,
         way_on: Callable[[], str],
+        mean: Callable[[float], float] | None = None,
     ) -> None:
         self.parameters, self.optimizer, self.losses = parameters, optimizer, losses
         self.rate, self.steps, self.step, self.clip = rate, steps, step, clip
-        self.name, self.way_on = name, way_on
+        self.name, self.way_on, self.mean = name, way_on, mean
         self._next: Gradient | None = None
 
     def __iter__(self) -> Iterator[Update]:
@@ -116,13 +119,14 @@ class Descent:
         fitted = [parameter for parameter in self.parameters if parameter.requires_grad]
         with torch.enable_grad():
             for term in self.losses(step):
-                # what a loss reads besides, a frozen model for one, gets no gradient
-                term.backward(inputs=fitted)
+                # what a loss reads besides, a frozen model for one, gets no gradient; shards are no part of the graph
+                term.backward(inputs=fitted if self.mean is None else None)
                 terms.append(term.detach())
         # from here on the CPU waits for what the device computes
         loss = 0.0
         for term in terms:
             loss += float(term)
+        loss = loss if self.mean is None else self.mean(loss)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf")))
         self.check("in", step, {"loss": loss, "gradient norm": norm})
         return Gradient(loss=loss, norm=norm)

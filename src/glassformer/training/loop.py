@@ -10,10 +10,10 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,11 @@ from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
+from glassformer.training.sharing import Alone, Sharing, Trained
 from glassformer.training.transfer import take_over
+
+if TYPE_CHECKING:
+    from glassformer.training.parallel import Mesh
 
 Measure = Callable[[Any, Data], Mapping[str, Any]]
 
@@ -54,6 +58,7 @@ def train(
     measures: Mapping[str, Measure] | None = None,
     report: Callable[[Progress], None] | None = None,
     begin_from: str | Path | None = None,
+    mesh: "Mesh | None" = None,
 ) -> Any:
     """Train, or go on training, in a run folder; return the model.
 
@@ -66,6 +71,8 @@ def train(
         report: Called after every step.
         begin_from: A run folder, or one of its checkpoints, whose weights and optimizer a new run takes over at the
             step they have reached: the way to go on under another recipe, with another rate for example.
+        mesh: Processes that share the work: each calls this, as torchrun starts them, and gets the same numbers as one
+            alone would. The leader writes, measures, and has the model in the end; the others have None.
 
     Raises:
         RunFolderError: Another process trains there, or the folder holds another recipe.
@@ -74,13 +81,24 @@ def train(
         DataError: A source of text is not there, or the corpus holds no usable text.
         CheckpointError: The checkpoint to go on from is damaged.
         SaveError: A checkpoint could not be written; the last one is whole.
+        RankLost: A process of the mesh did not come, died or no longer answers.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
     """
     _warn_if_apart(config)
     device = device_of(config.device)
     assert device is not None, "a recipe names a device"
     deterministic = _reproducible(config.compile or is_accelerator(device))
-    with RunFolder(folder, config, begin_from) as run, deterministic:
+    with ExitStack() as open_ones:
+        open_ones.enter_context(deterministic)
+        sharing: Sharing = Alone()
+        if mesh is not None:
+            from glassformer.training.parallel.processes import own_device
+            from glassformer.training.parallel.shared import shared
+
+            device = own_device(device)
+            sharing = open_ones.enter_context(shared(config, mesh, device))
+        run = sharing.first("opening the folder", lambda: RunFolder(folder, config, begin_from, writes=sharing.leads))
+        open_ones.enter_context(run)
         # what is measured on is built after what is trained on has been read
         for source in (config.data, config.evaluate or config.data):
             source.check()
@@ -89,26 +107,28 @@ def train(
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
         optimizer = config.optim.build(model)
         restored = run.restore(model, optimizer)
-        facts = _facts(config, data, heldout, device)
+        trained = sharing.divided(Trained(model, optimizer))
+        facts = _facts(config, data, heldout, device, mesh)
         if restored is not None:
             # runs that do not say where they ran knew no other place
-            restored = {"device": "cpu"} | restored
+            restored = {"device": "cpu", "mesh": "one process"} | restored
             _warn_if_different(restored, facts, run.goes_on)
             reached = {name: restored[name] for name in ("step", "tokens", "seconds")}
             facts = restored if run.goes_on else facts | reached
         loop = _Loop(
             config=config,
             run=run,
-            model=model,
+            trained=trained,
+            sharing=sharing,
             data=data,
             heldout=heldout,
-            optimizer=optimizer,
             measures=measures or {},
             facts=facts,
         )
         # whatever is wrong with recipe or data shows here, before anything is written
         first = {} if run.goes_on else loop.evaluate()
-        run.begin(config, data.tokenizer)
+        if sharing.leads:
+            run.begin(config, data.tokenizer)
         if not run.goes_on:
             loop.record(0.0, first)
         if restored is not None and not run.goes_on:
@@ -119,12 +139,15 @@ def train(
                 try:
                     if report is not None:
                         report(progress)
-                    interrupts.check()
+                    # who is asked to stop tells the others, or they would wait for it
+                    if any(sharing.totals(interrupts.asked)):
+                        raise KeyboardInterrupt
                 except KeyboardInterrupt:
                     # between two steps the state is that of a finished one
                     loop.save()
                     raise
-        return model.eval()
+        whole = sharing.whole()
+        return None if whole is None else whole.model.eval()
 
 
 class _Loop:
@@ -132,14 +155,15 @@ class _Loop:
         self,
         config: TrainConfig,
         run: RunFolder,
-        model: Any,
+        trained: Trained,
+        sharing: Sharing,
         data: Data,
         heldout: Data,
-        optimizer: torch.optim.Optimizer,
         measures: Mapping[str, Measure],
         facts: dict[str, Any],
     ) -> None:
-        self.config, self.run, self.model, self.optimizer = config, run, model, optimizer
+        self.config, self.run, self.sharing = config, run, sharing
+        model, optimizer = self.model, _ = trained
         self.data, self.heldout, self.measures, self.facts = data, heldout, measures, facts
         self.tokens, self.seconds = facts["tokens"], facts["seconds"]
         # of the steps since the last line of metrics
@@ -154,6 +178,7 @@ class _Loop:
         self.descent = Descent(
             list(model.parameters()), optimizer, self._losses, rate=self._rate, steps=config.steps, step=facts["step"],
             clip=config.optim.clip, name="training", way_on=lambda: _way_on(config, run.resumable()),
+            mean=sharing.mean,
         )  # fmt: skip
         self.started, self.seen = time.perf_counter(), self.tokens
 
@@ -188,6 +213,8 @@ class _Loop:
 
     def record(self, seconds: float, notes: Mapping[str, Any]) -> None:
         """Log numbers to metrics.jsonl and texts to samples.txt; a held-out loss goes with what it was measured on."""
+        if not self.sharing.leads:
+            return
         numbers = {name: value for name, value in notes.items() if not isinstance(value, str)}
         on = {"heldout_on": self.facts["heldout_on"]} if "heldout_loss" in notes else {}
         told = {"step": self.step, "tokens": self.tokens, "seconds": round(seconds, 2)}
@@ -204,7 +231,8 @@ class _Loop:
         keep = self.step in self.config.keep or self.step == self.config.steps
         told = {"tokens": self.tokens, "seconds": seconds, "losses": self.losses, "keep": keep}
         told |= {"charges": self.charges} if self.charges else {}
-        self.run.save(self.step, self.model, self.optimizer, self.facts | told)
+        if (whole := self.sharing.whole()) is not None:
+            self.run.save(self.step, whole.model, whole.optimizer, self.facts | told)
 
     def evaluate(self) -> dict[str, Any]:
         """Return the held-out loss in nats per token, and every measure."""
@@ -215,13 +243,17 @@ class _Loop:
             for i in range(self.config.evaluate_batches):
                 batch = self.heldout.batch(i, "heldout")
                 batch.check_targets(self.config.model.n_outputs)
+                batch = self.sharing.rows(batch)
                 weight = float(batch.weight.sum())
                 total += float(self.model.loss(batch.to(self.feed.device))) * weight
                 count += weight
+            total, count = self.sharing.totals(total, count)
             found["heldout_loss"] = total / max(count, 1.0)
             self.descent.check("after", self.step, {"held-out loss": found["heldout_loss"]})
-            for measure in self.measures.values():
-                found |= measure(self.model, self.heldout)
+            if self.measures and (whole := self.sharing.whole()) is not None:
+                whole.model.eval()
+                for measure in self.measures.values():
+                    found |= measure(whole.model, self.heldout)
         self.model.train()
         return found
 
@@ -232,13 +264,16 @@ class _Loop:
         config = self.config
         torch.manual_seed(_seed(config.seed, step))
         parts = self.feed.take(step)
-        self.counted = sum(part.counted for part in parts)
-        self.due = {}
-        for part in parts:
-            # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
-            share = part.counted / max(self.counted, 1)
+        counted, *rows = self.sharing.totals(
+            sum(part.counted for part in parts), *(len(part.batch.tokens) for part in parts)
+        )
+        self.counted, self.due = int(counted), {}
+        for part, of_all in zip(parts, rows, strict=True):
+            # parts are weighted by the tokens that count, so that accumulation changes nothing but memory, and so are
+            # the rows of processes, whose gradients are averaged
+            share = part.counted / max(self.counted, 1) * self.sharing.size
             tape = Tape(self.model, self.charged, grad=True) if self.charged else None
-            with _autocast(self.feed.device, config.precision):
+            with _autocast(self.feed.device, config.precision), self.sharing.dropout(part.batch, int(of_all)):
                 value = self.loss(part.batch, config.smoothing, tape)
                 penalty = self.model.penalty()
                 value = value if penalty is None else value + penalty
@@ -266,7 +301,7 @@ class _Loop:
     def _batches(self, step: int) -> list[Batch]:
         batch = self.data.batch(step)
         batch.check_targets(self.config.model.n_outputs)
-        return _parts(batch, self.config.accumulate)
+        return [self.sharing.rows(part) for part in _parts(batch, self.config.accumulate)]
 
 
 def _way_on(config: TrainConfig, place: Path | None) -> str:
@@ -419,13 +454,14 @@ def _seed(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step}".encode()).digest()[:7], "big")
 
 
-def _facts(config: TrainConfig, data: Data, heldout: Data, device: torch.device) -> dict[str, Any]:
+def _facts(config: TrainConfig, data: Data, heldout: Data, device: torch.device, mesh: "Mesh | None") -> dict[str, Any]:
     return {
         "step": 0,
         "tokens": 0,
         "seconds": 0.0,
         "losses": [],
         "device": device_name(device),
+        "mesh": "one process" if mesh is None else str(mesh),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -445,7 +481,7 @@ def _digests(described: Any) -> Iterator[str]:
 
 
 def _warn_if_different(began: dict[str, Any], now: dict[str, Any], same_run: bool) -> None:
-    for name in ("device", "threads", "torch"):
+    for name in ("device", "mesh", "threads", "torch"):
         if began[name] != now[name]:
             warnings.warn(
                 f"this run began with {name}={began[name]} and goes on with {name}={now[name]}: "

@@ -38,16 +38,19 @@ _BUILDING, _REMOVING = ".building-", ".removing-"
 
 
 class RunFolder:
-    """One run's folder, locked for as long as this object is open."""
+    """One run's folder, locked for as long as this object is open, but for who only reads what another writes."""
 
-    def __init__(self, folder: str | Path, config: TrainConfig, begin_from: str | Path | None = None) -> None:
-        self.path, self._recipe = Path(folder), config.identity()
+    def __init__(
+        self, folder: str | Path, config: TrainConfig, begin_from: str | Path | None = None, *, writes: bool = True
+    ) -> None:
+        self.path, self._recipe, self.writes = Path(folder), config.identity(), writes
         self.begin_from = None if begin_from is None else Path(begin_from)
         self._made: list[Path] = []
-        self._lock = self._locked()
+        self._lock = self._locked() if writes else None
         try:
             self._check()
-            self._sweep()
+            if writes:
+                self._sweep()
             # the checkpoint to go on from, and whether it is this run's own
             self.start = self.resumable()
             self.goes_on = self.start is not None
@@ -59,6 +62,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder; if the run never began, remove what was made for it."""
+        if self._lock is None:
+            return
         if not (self.path / CONFIG).exists():
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
@@ -143,7 +148,7 @@ class RunFolder:
             RunFolderError: It was trained by another recipe, or began elsewhere.
         """
         if self.start is None:
-            forget_after(self.path, -1)
+            self._forget_after(-1)
             return None
         facts = _load(self.start, model, optimizer)
         if self.goes_on:
@@ -153,14 +158,19 @@ class RunFolder:
                         f'"{self.start}" comes of another run (different: {name.replace("_", " ")}). '
                         "Give this run a folder of its own, or delete that one."
                     )
-            self._thin_before(facts["step"])
-        forget_after(self.path, facts["step"] if self.goes_on else -1)
+            if self.writes:
+                self._thin_before(facts["step"])
+        self._forget_after(facts["step"] if self.goes_on else -1)
         return facts
 
     def said(self) -> dict[str, Any]:
         """Return what every checkpoint says of the run it is of."""
         began = None if self.begin_from is None else str(self.begin_from.absolute())
         return {"recipe": checkpoints.sha256(self._recipe), "began_from": began}
+
+    def _forget_after(self, step: int) -> None:
+        if self.writes:
+            forget_after(self.path, step)
 
     def _thin_before(self, step: int) -> None:
         for older in run_steps.steps(self.path):

@@ -1,0 +1,9 @@
+"""One program on many processes: what ranks share, and how they exchange it."""
+
+from glassformer.training.parallel.lasp import lasp, lasp_plus
+from glassformer.training.parallel.mesh import Mesh
+from glassformer.training.parallel.processes import leads
+from glassformer.training.parallel.ring import ring_attention
+from glassformer.training.parallel.shards import SequenceShards
+
+__all__ = ["Mesh", "SequenceShards", "lasp", "lasp_plus", "leads", "ring_attention"]

@@ -1,0 +1,206 @@
+"""Training shared among processes against training in one: losses, weights and moments, resumed on other meshes too."""
+
+import os
+import socket
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from glassformer.attention import Rope
+from glassformer.data import Repeat
+from glassformer.errors import ConfigError, GlassformerError
+from glassformer.models import DecoderConfig, Mlp, block, repeat
+from glassformer.testing import close
+from glassformer.training import Progress, TrainConfig, read_metrics, train
+from glassformer.training.parallel import Mesh, processes
+from glassformer.training.parallel.processes import own_device
+from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between
+from ranks import on_processes
+
+DROPS = block(n_heads=2, positions=Rope(), mlp=Mlp(24, dropout=0.1), bias=True, dropout=0.1, attn_dropout=0.1)
+MODEL = DecoderConfig(20, 16, repeat(DROPS, 2), max_len=32, embed_dropout=0.1)
+# five rows in parts of three and two: shares are odd
+DATA = Repeat(batch_size=5, length=12, unit_min=2, unit_max=4, vocab_size=20)
+RECIPE = TrainConfig(
+    MODEL, DATA, steps=20, log_every=1, evaluate_every=10, evaluate_batches=2, save_every=20, accumulate=2
+)
+FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+def run(folder: Path, mesh: Mesh | None, until: int | None = None, **changes: Any) -> None:
+    """Train in double precision, up to a step where somebody stops it."""
+
+    def stop(progress: Progress) -> None:
+        if progress.step == until:
+            raise KeyboardInterrupt
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(RECIPE.replace(**changes), folder, mesh=mesh, report=stop)
+    except KeyboardInterrupt:
+        assert until is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def runs(folder: Path, ranks: int, changes: dict[str, Any]) -> None:
+    """One run without a stop, one that goes on on the same mesh, and one that another mesh goes on with."""
+    mesh = Mesh(dp=ranks)
+    run(folder / "straight", mesh, **changes)
+    run(folder / "resumed", mesh, until=7, **changes)
+    run(folder / "resumed", mesh, **changes)
+    run(folder / "elsewhere", mesh, until=7, **changes)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{name} {key}": value for name in FILES for key, value in load_file(folder / "step-00000020" / name).items()
+    }
+
+
+def same(folder: Path, other: Path) -> None:
+    ours, theirs = tensors(folder), tensors(other)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        close(ours[key], value, 1e-9)
+    for found, wanted in zip(read_metrics(folder), read_metrics(other), strict=True):
+        assert found.keys() == wanted.keys()
+        numbers = {name: value for name, value in wanted.items() if name not in ("seconds", "heldout_on")}
+        assert {name: found[name] for name in numbers} == pytest.approx(numbers, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])
+def test_processes_train_what_one_trains_and_go_on_on_any_mesh(ranks: int, tmp_path: Path) -> None:
+    # three ranks have no row each of two
+    changes = {"accumulate": 1} if ranks == 3 else {}
+    found = on_processes(ranks, runs, tmp_path, ranks, changes)
+    assert found == [(None,)] * ranks, found
+    run(tmp_path / "one", None, **changes)
+    run(tmp_path / "elsewhere", None, **changes)
+    same(tmp_path / "straight", tmp_path / "one")
+    same(tmp_path / "elsewhere", tmp_path / "one")
+    straight, resumed = tensors(tmp_path / "straight"), tensors(tmp_path / "resumed")
+    assert all(torch.equal(resumed[key], value) for key, value in straight.items())
+
+
+def refused(folder: Path) -> dict[str, str]:
+    """What errors say of meshes and recipes that do not fit, on this rank."""
+    rank, found = int(os.environ["RANK"]), dict[str, str]()
+    cases: dict[str, tuple[Mesh, dict[str, Any]]] = {
+        "larger": (Mesh(dp=3), {}),
+        "smaller": (Mesh(dp=1), {}),
+        "apart": (Mesh(dp=2), {"seed": rank}),
+        "one row": (Mesh(dp=2), {"data": DATA.replace(batch_size=1)}),
+        "compiled": (Mesh(dp=2), {"compile": True}),
+        "used": (Mesh(dp=2), {"seed": 3}),
+    }
+    for name, (mesh, changes) in cases.items():
+        try:
+            run(folder / "used" if name == "used" else folder / name, mesh, **changes)
+        except GlassformerError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_meshes_and_recipes_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None:
+    run(tmp_path / "used", None, steps=1)
+    both = [value[0] for value in on_processes(2, refused, tmp_path)]
+    assert both[0] == both[1]
+    said = both[0]
+    assert 'mesh "dp=3" is larger than the world: it takes 3 processes, found 2.' in said["larger"]
+    assert "torchrun --nproc-per-node 3 -m glassformer train RECIPE --mesh dp=3" in said["larger"]
+    assert 'mesh "dp=1" is smaller than the world' in said["smaller"]
+    assert 'mesh "dp=2": rank 1 has another seed in its recipe than rank 0.' in said["apart"]
+    assert "1 rows cannot be shared among 2 ranks" in said["one row"]
+    assert "Set compile=false" in said["compiled"]
+    assert said["used"].startswith("RunFolderError: ") and "different: seed, steps" in said["used"]
+
+
+def dies(folder: Path) -> str:
+    """What the others say of a rank that dies in the middle of a run."""
+
+    def report(progress: Progress) -> None:
+        if progress.step == 3 and os.environ["RANK"] == "1":
+            os._exit(1)
+
+    with patch.object(processes, "SLACK", 2.0):
+        try:
+            train(RECIPE, folder, mesh=Mesh(dp=2), report=report)
+        except GlassformerError as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_a_rank_that_dies_is_named_by_those_that_wait_for_it(tmp_path: Path) -> None:
+    (said,), died = on_processes(2, dies, tmp_path / "run")
+    assert died == "it died"
+    assert said.startswith('RankLost: rank 1 of mesh "dp=2" did not answer within 2 seconds')
+    assert "Start all ranks again by the same command" in said
+
+
+def at_a_port_in_use(folder: Path) -> str:
+    with socket.socket() as other:
+        other.bind(("", int(os.environ["MASTER_PORT"])))
+        other.listen()
+        try:
+            train(RECIPE, folder, mesh=Mesh(dp=1))
+        except ConfigError as error:
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.full
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    ((said,),) = on_processes(1, at_a_port_in_use, tmp_path / "run")
+    assert "is in use" in said and "another --master-port" in said
+
+
+def test_a_process_that_was_not_told_its_rank_is_told_how_to_start(tmp_path: Path) -> None:
+    with (
+        patch.dict(os.environ),
+        pytest.raises(ConfigError, match=r"was not told its rank\. Start with: torchrun --nproc"),
+    ):
+        os.environ.pop("RANK", None)
+        train(RECIPE, tmp_path / "run", mesh=Mesh(dp=2))
+
+
+def test_a_rank_computes_on_the_device_of_its_number_on_the_machine() -> None:
+    with patch.dict(os.environ, LOCAL_RANK="3"):
+        assert own_device(torch.device("cuda")) == torch.device("cuda", 3)
+        assert own_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+        assert own_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_a_mesh_is_read_from_a_text() -> None:
+    assert Mesh.read("dp=2") == Mesh(dp=2) and str(Mesh.read(" dp = 4")) == "dp=4"
+    for text, message in {
+        "pd=2": 'no axis "pd". Nearest: "dp". Axes: dp.',
+        "dp=2,dp=2": 'axis "dp" stands twice',
+        "dp=two": 'a whole number of ranks, found "two"',
+        "dp=0": 'a whole number of ranks, found "0"',
+        "dp": 'a whole number of ranks, found ""',
+    }.items():
+        with pytest.raises(ConfigError) as refusal:
+            Mesh.read(text)
+        assert message in str(refusal.value)
+
+
+def test_dropout_of_shared_rows_is_that_of_all_rows() -> None:
+    whole = torch.randn(5, 3, 4, 2, dtype=torch.float64)
+    # as it lies in memory, too: masks are drawn in that order
+    for x in (whole, whole.transpose(1, 2), whole.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)):
+        torch.manual_seed(1)
+        wanted = F.dropout(x, 0.3)
+        for rank in range(2):
+            start, stop = rows_between(5, rank, 2)
+            torch.manual_seed(1)
+            with DropoutOfAllRows(5, start, stop):
+                assert torch.equal(F.dropout(x[start:stop], 0.3), wanted[start:stop])
