@@ -142,13 +142,14 @@ def test_patches_that_each_say_a_class_are_said_to_and_so_is_the_class_of_the_wh
 
 
 def test_each_value_of_a_head_with_several_has_its_pattern() -> None:
-    model, images = of_images(False, Pola()), Shapes(batch_size=1).build().batch(0).tokens
+    # in float64, as the picture may be of another route
+    model, images = of_images(False, Pola()).double(), Shapes(batch_size=1).build().batch(0).tokens.double()
     site = gf.run(model, images, read=["blocks.1.attn.pattern"])["blocks.1.attn.pattern"].values
     found = {pattern.label: pattern.weights for pattern in explain(model, images).patterns}
     assert len(found) == 8
     for head in range(2):
         for value in range(2):
-            close(found[f"L1H{head}/{value}"], site[0, value, head], 1e-5)
+            close(found[f"L1H{head}/{value}"], site[0, value, head])
 
 
 def both_ways() -> Any:

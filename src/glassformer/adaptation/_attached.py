@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.utils import parametrize
 
 from glassformer.adaptation._change import Change
@@ -76,7 +77,9 @@ class _Composed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
         numbers = ctx.saved_tensors
         wanted = [one for one in numbers if one.requires_grad]
         with torch.enable_grad():
@@ -95,7 +98,7 @@ def register(module: nn.Module, rows: Sequence[Rows]) -> None:
     stored = module._parameters["weight"]
     assert stored is not None, "a matrix has a weight"
     # torch puts the parameter's values where they are: nothing was written that a digest should notice
-    with torch.autograd._unsafe_preserve_version_counter(stored):
+    with _unsafe_preserve_version_counter(stored):
         parametrize.register_parametrization(module, "weight", AdaptedWeight(rows), unsafe=True)
 
 

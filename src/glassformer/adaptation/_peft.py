@@ -140,13 +140,14 @@ def _said(scales: dict[str, tuple[int, float]], base: str) -> dict[str, object]:
 
 def _layout(model: Model) -> dict[str, _Theirs | None]:
     """Return where matrices lie in the layout that a model was opened from; None for those without their own module."""
-    family = None if model.origin is None else next((f for f in FAMILIES if f.name == model.origin.family), None)
-    if model.origin is None or family is None:
+    origin = model.origin
+    family = None if origin is None else next((one for one in FAMILIES if one.name == origin.family), None)
+    if origin is None or family is None:
         raise CheckpointError(
             f'PEFT\'s layout goes by the names of a published model, and "{model.name}" was opened from none.\n'
             "    Convert it first, and open that: glassformer convert IN OUT --to huggingface."
         )
-    fields = Fields(model.origin.config, family.config_name)
+    fields = Fields(origin.config, family.config_name)
     parts = sources({name: tuple(t.shape) for name, t in seen_state(model).items()}, family.names(fields, model.config))
     paths = {id(module): path for path, module in model.named_modules()}
     return {one.name: _found(one, parts[f"{paths[id(one.module)]}.weight"]) for one in model.matrices()}

@@ -74,12 +74,18 @@ def matrices_of(layers: Sequence[SubLayer]) -> Iterator[Matrix]:
         for path, module in layer.part.named_modules():
             if not isinstance(module, nn.Linear | LinearMaps):
                 continue
-            own = isinstance(module, LinearMap | LinearMaps)
-            for within, rows in module.named_rows() if own else [("", range(module.out_features))]:
+            for within, rows in _named_rows(module):
                 key = id(original(module, "weight")), rows.start
                 if key not in seen:
                     seen.add(key)
                     yield Matrix(layer, path, within, module, rows)
+
+
+def _named_rows(module: nn.Linear | LinearMaps) -> Iterator[tuple[str, range]]:
+    if isinstance(module, LinearMap | LinearMaps):
+        return module.named_rows()
+    # a map that is none of ours holds one matrix
+    return iter([("", range(module.out_features))])
 
 
 def matching(known: Sequence[Matrix], glob: str) -> tuple[Matrix, ...]:

@@ -12,7 +12,8 @@ from glassformer.testing.closeness import close
 from glassformer.testing.models import Subject
 from glassformer.trace import parts_of
 
-NOTHING = 1e-14
+# what some hundreds of roundings of numbers near one may leave
+NOTHING = 512 * torch.finfo(torch.float64).eps
 
 
 class Pair(NamedTuple):
