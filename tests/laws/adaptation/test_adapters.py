@@ -119,6 +119,7 @@ def test_the_gradient_of_a_scale_is_its_direction_in_the_gradient_of_the_matrix(
     loss(plain).backward()
     weight = plain.matrices(KEY)[0]
     assert weight.weight.grad is not None
+    assert change.z.grad is not None
     rows = weight.weight.grad[weight.rows.start : weight.rows.stop]
     close(change.z.grad, change.s * torch.einsum("oi,od,id->i", change.u, rows, change.vh), 1e-10)
     # the original is constant, and stays without a gradient
@@ -172,8 +173,8 @@ def test_corda_sorts_directions_by_what_they_do_on_a_sample() -> None:
         moments = x.mT @ x / len(x)
         damped = moments + 0.01 * moments.diagonal().mean() * torch.eye(len(moments), dtype=x.dtype)
         singular = torch.linalg.svdvals(base @ damped)
-        for keep, left in (("instruction", singular[2:]), ("knowledge", singular[:-2])):
-            made = CorDA(2, keep).build(one, KEY, sample=sample).changes[KEY]
+        for config, left in ((CorDA(2, "instruction"), singular[2:]), (CorDA(2, "knowledge"), singular[:-2])):
+            made = config.build(one, KEY, sample=sample).changes[KEY]
             assert isinstance(made, LowRank)
             # what is frozen acts on the sample as what is left of the decomposition
             close(torch.linalg.svdvals((base - made.b @ made.a) @ damped)[: len(left)], left, 1e-9)

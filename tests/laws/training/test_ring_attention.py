@@ -48,9 +48,9 @@ def plain(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
 def ring() -> dict[str, list[Tensor]]:
     rank, found = dist.get_rank(), dict[str, list[Tensor]]()
     for name, (shards, ids) in packed_cases(dist.get_world_size()).items():
-        *inputs, gradient = [shards.shard(x, rank) for x in drawn(ids, shards.length)]
-        inputs = [x.requires_grad_() for x in inputs]
-        z = ring_attention(*inputs, shards, None if ids is None else Documents(ids))
+        q, k, v, gradient = (shards.shard(x, rank) for x in drawn(ids, shards.length))
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        z = ring_attention(q, k, v, shards, None if ids is None else Documents(ids))
         found[name] = [z.detach(), *torch.autograd.grad(z, inputs, gradient)]
     return found
 
