@@ -380,6 +380,18 @@ def test_gates_that_all_but_forget_leave_gradients_that_are_numbers() -> None:
         assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
+def test_what_has_faded_for_good_is_nothing_and_has_its_gradient() -> None:
+    """Products of it would be denormal, over which some processors take many times as long."""
+    context = make_context(2, 5, torch.device("cpu"), is_causal=True, past=4)
+    inputs = [x.detach().float().requires_grad_() for x in drawn(0, 5, (4, 5, 3))]
+    n = len(tensors(parted(inputs)[-1]))
+    faded, none = ([*inputs[:-n], *((x * by).detach().requires_grad_() for x in inputs[-n:])] for by in (1e-20, 0.0))
+    found, expected = (with_gradients(partial(in_chunks, context=context, size=4), one) for one in (faded, none))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert any(gradient.any() for gradient in found[-n:])
+
+
 @in_one_pass
 @pytest.mark.parametrize("mixer", [LinearMemory(chunk=4), NeuralMemory(chunk=4, depth=3)], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 8, 9])

@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from glassformer.numerics.decompositions import unit_lower_solution
 
 Activation = Literal["silu", "gelu"]
 # positions whose weights are read together: what is stacked of them stays in the cache
-SPAN = 512
+SPAN = 256
 
 
 class Gates(NamedTuple):
@@ -109,6 +110,7 @@ def neural_memory(
     for first in range(0, layout.n_chunks, step):
         span = slice(first, first + step)
         fading = _fading(Gates(*(x[:, span] for x in gates)), begun.filled(span), k)
+        state = MemoryState(*(tuple(map(_settled, part)) for part in state))
         z, surprise, state = _read(q[:, span], k[:, span], v[:, span], fading, state, begun, first, activation)
         pieces.append([z, surprise])
     found = (pieces[0][i] if len(pieces) == 1 else torch.cat([piece[i] for piece in pieces], 1) for i in range(2))
@@ -138,7 +140,7 @@ def recalled(
     state = MemoryState(*(tuple(part.flatten(0, 1) for part in each) for each in state))
     opened = _Begun(start, layout, lead).at(0, state).opened
     for i, matrix in enumerate(opened):
-        x = (x if i == 0 else _activated(x, activation)[0]) @ matrix[:, None]
+        x = (x if i == 0 else _active(x, activation)) @ matrix[:, None]
     return layout.taken(x.unflatten(0, lead), n)
 
 
@@ -204,12 +206,22 @@ def _read(
     layers = [tuple(torch.stack(x, 1) for x in row) for row in rows]
     x, square = q, k.new_zeros(*k.shape[:-1], 1)
     for i, (weights, momentum, reads, told) in enumerate(layers):
-        x = x if i == 0 else _activated(x, how)[0]
+        x = x if i == 0 else _active(x, how)
         own = (fading.writes * (x @ reads.mT)) @ told
         x = (fading.weights * x) @ weights + (fading.momentum * x) @ momentum - own
         with torch.no_grad():
-            square += 4 * reads.square().sum(-1, keepdim=True) * told.square().sum(-1, keepdim=True)
+            read, heard = (torch.linalg.vector_norm(one, dim=-1, keepdim=True) for one in (reads, told))
+            square += (2 * read * heard).square()
     return x, square.sqrt(), state
+
+
+def _settled(x: Tensor) -> Tensor:
+    """Return weights or momentum with nothing, of the same gradient, in place of what has faded for good.
+
+    Products of what is left would be denormal, and some processors take many times as long over those.
+    """
+    least = torch.finfo(x.dtype).tiny ** (1 / 3)
+    return torch.where(x.detach().abs() < least, x - x.detach(), x)
 
 
 def _written(
@@ -331,6 +343,10 @@ def neural_memory_flops(n: int, widths: Sequence[int], size: int) -> int:
     products = list(pairwise(widths))
     weights = sum(5 * a * b for a, b in products) + sum(a * b for a, b in products[1:])
     return 2 * rows * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples)
+
+
+def _active(x: Tensor, how: Activation) -> Tensor:
+    return F.silu(x) if how == "silu" else F.gelu(x)
 
 
 def _activated(x: Tensor, how: Activation) -> tuple[Tensor, Tensor]:
