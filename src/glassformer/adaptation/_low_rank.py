@@ -27,7 +27,7 @@ from glassformer.adaptation._change import Change
 from glassformer.arguments import Count, Positive
 from glassformer.config import require
 from glassformer.errors import CheckpointError
-from glassformer.numerics.decompositions import svd
+from glassformer.numerics.decompositions import solve, svd
 from glassformer.numerics.precision import wide
 from glassformer.weights import Factored
 
@@ -138,7 +138,7 @@ def _inverted(moments: Float[Tensor, "d_in d_in"]) -> tuple[Tensor, Tensor]:
     damping = _DAMPING
     while True:
         damped = moments + damping * moments.diagonal().mean() * one
-        inverse = torch.linalg.inv(damped)
+        inverse = solve(damped, one)
         if float(torch.dist(damped @ inverse, one)) < _ENOUGH:
             return damped, inverse
         damping *= 2

@@ -8,7 +8,6 @@ opened. What begins from a product that was in the matrix already (MiLoRA, CorDA
 on the base as it is: [B, B0] [A; -A0].
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -75,7 +74,7 @@ def save_peft(adapter: Adapter, folder: str | Path, model: ModelLike) -> Path:
         tensors[f"{_ROOT}{place.module}.lora_A.weight"] = a.contiguous()
         tensors[f"{_ROOT}{place.module}.lora_B.weight"] = laid
         scales[place.module] = len(a), float(change.scale) * len(a)
-    said = json.dumps(_said(scales, adapter.model_name), indent=2)
+    said = files.json_text(_said(scales, adapter.model_name), indent=2)
     return files.write_all(Path(folder), {ADAPTER_WEIGHTS: serialise(tensors), ADAPTER: said})
 
 

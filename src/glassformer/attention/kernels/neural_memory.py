@@ -210,7 +210,7 @@ def _read(
         own = (fading.writes * (x @ reads.mT)) @ told
         x = (fading.weights * x) @ weights + (fading.momentum * x) @ momentum - own
         with torch.no_grad():
-            read, heard = (torch.linalg.vector_norm(one, dim=-1, keepdim=True) for one in (reads, told))
+            read, heard = (one.norm(dim=-1, keepdim=True) for one in (reads, told))
             square += (2 * read * heard).square()
     return x, square.sqrt(), state
 

@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from glassformer import errors
 from glassformer.errors import ConfigError, GlassformerError, RankLost
+from glassformer.files import json_text
 from glassformer.training.parallel.mesh import Mesh
 
 Made = TypeVar("Made")
@@ -123,7 +124,7 @@ class Ranks:
         if self.leads:
             absent = self._absent([f"{name}/{rank}" for rank in range(self.size)], seconds)
             self.missing = [int(key.rpartition("/")[2]) for key in absent]
-            self.store.set(f"{name}/missing", json.dumps(self.missing))
+            self.store.set(f"{name}/missing", json_text(self.missing))
         elif self._absent([f"{name}/missing"], seconds + SLACK):
             self.missing = [0]
         else:

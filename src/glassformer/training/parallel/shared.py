@@ -14,6 +14,7 @@ import torch
 from glassformer.attention import Attention
 from glassformer.data import Batch
 from glassformer.errors import ConfigError
+from glassformer.files import json_text
 from glassformer.models.routing import charged_sites
 from glassformer.training.config import TrainConfig
 from glassformer.training.parallel.mesh import Mesh
@@ -43,7 +44,7 @@ def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["S
         raise ConfigError(f'mesh "{mesh}": a model that is compiled is trained by one process. Set compile=false.')
     with joined(mesh, device) as ranks:
         told = json.loads(config.identity())
-        ranks.agree("recipe", {name: json.dumps(value, sort_keys=True) for name, value in told.items()})
+        ranks.agree("recipe", {name: json_text(value, sort=True) for name, value in told.items()})
         yield Shared(config, ranks)
 
 
