@@ -1,8 +1,6 @@
 """Adapters: a few numbers beside a model that change its matrices, attached and taken off without a trace.
 
-adapter = Svf().build(model, "blocks.*.mlp.*")
-with adapter.attached(model):
-    gf.run(model, text)
+`Svf().build(model, "blocks.*.mlp.*")` is one; `with adapter.attached(model):` every pass sees the changed matrices.
 """
 
 from glassformer.adaptation._adapter import Adapter as Adapter, AdapterConfig as AdapterConfig

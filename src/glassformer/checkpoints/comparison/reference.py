@@ -111,6 +111,9 @@ def reference(folder: str | Path, dtype: NumberType = torch.float32, attention: 
             f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
             "a newer version may know this architecture."
         ) from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        # where peft is installed, the library puts an adapter on that lies beside the weights
+        model.disable_adapters()
     if kind == torch.float64:
         set_sines(model)
     return model.eval()
