@@ -48,7 +48,7 @@ def grouped_logits(
         else:
             with adapter.attached(model):
                 found = model(*part.args, **part.kwargs)
-        made = found.new_zeros(len(ids), *found.shape[1:]) if made is None else made
-        made = made.index_copy(0, where, found)
+        blank: Tensor = found.new_zeros(len(ids), *found.shape[1:]) if made is None else made
+        made = blank.index_copy(0, where, found)
     assert made is not None, "there are rows"
     return made
