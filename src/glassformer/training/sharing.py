@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -18,6 +18,7 @@ class Trained(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
+@runtime_checkable
 class Sharing(Protocol):
     """Processes that train one model, as one of them sees them."""
 
