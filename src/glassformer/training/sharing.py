@@ -40,7 +40,7 @@ class Sharing(Protocol):
         """Return the rows of a batch that this process has."""
         ...
 
-    def totals(self, *numbers: float) -> list[float]:
+    def totals(self, *numbers: int | float) -> list[float]:
         """Sums over all processes of numbers that each has."""
         ...
 
@@ -76,8 +76,8 @@ class Alone:
     def rows(self, batch: Batch) -> Batch:
         return batch
 
-    def totals(self, *numbers: float) -> list[float]:
-        return list(numbers)
+    def totals(self, *numbers: int | float) -> list[float]:
+        return [float(one) for one in numbers]
 
     def dropout(self, batch: Batch, rows: int) -> AbstractContextManager[Any]:
         return nullcontext()

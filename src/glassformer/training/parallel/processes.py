@@ -63,7 +63,7 @@ class Ranks:
         """The mesh as PyTorch has it."""
         return init_device_mesh(self.device.type, (self.mesh.dp,), mesh_dim_names=("dp",))
 
-    def totals(self, *numbers: float) -> list[float]:
+    def totals(self, *numbers: int | float) -> list[float]:
         """Sums over all ranks of numbers that each has."""
         found = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(found)

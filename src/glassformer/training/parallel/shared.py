@@ -77,7 +77,7 @@ class Shared:
     def rows(self, batch: Batch) -> Batch:
         return shared_rows(batch, self.ranks.rank, self.size)
 
-    def totals(self, *numbers: float) -> list[float]:
+    def totals(self, *numbers: int | float) -> list[float]:
         return self.ranks.totals(*numbers)
 
     def mean(self, number: float) -> float:
