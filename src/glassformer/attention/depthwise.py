@@ -88,7 +88,9 @@ class Depthwise(nn.Module):
             f"{x.shape[-2]} tokens are no grid of {rows} x {columns} = {rows * columns}, {told}; give the layers the "
             "grid that the input has.",
         )
-        image = _shown(x, real)[..., ahead:, :].flatten(0, -3).unflatten(-2, (rows, columns)).permute(0, 3, 1, 2)
+        # rows that lie together are a layout that convolutions read as it is
+        places = _shown(x, real)[..., ahead:, :].contiguous()
+        image = places.flatten(0, -3).unflatten(-2, (rows, columns)).permute(0, 3, 1, 2)
         taps, bias = self.taps.to(x.dtype)[:, None], self.bias.to(x.dtype)
         mixed = F.conv2d(image, taps, bias, padding=self.width // 2, groups=len(bias))
         mixed = mixed.permute(0, 2, 3, 1).reshape(*x.shape[:-2], rows * columns, -1)

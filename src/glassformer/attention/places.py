@@ -49,4 +49,4 @@ def rows_at(
     table: Float[Tensor, "head place *width"], where: Int[Tensor, "b pos"]
 ) -> Float[Tensor, "b head pos *width"]:
     """Return each head's rows at some places."""
-    return table[:, where].transpose(0, 1)
+    return table.index_select(1, where.flatten()).unflatten(1, where.shape).transpose(0, 1)

@@ -140,7 +140,7 @@ class PolaMixer(FeatureMixer, config=Pola):
         u = u / F.softplus(self.scales.to(u.dtype))[:, None]
         if self.config.alpha > 0:
             u = (u.abs() ** self.powers().to(u.dtype)[:, None]).copysign(u)
-        return torch.stack((u, -u), -2).relu().flatten(-2)
+        return torch.cat((u, -u), -1).relu_()
 
     def exchanged(self, features: Tensor, axis: int = -1) -> Tensor:
         """Return u- and u+ side by side, of both the other way round."""
