@@ -137,7 +137,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
             if not fits(one, asked.annotation):
                 raise WrongArgument(
                     f"{_name(function)}: {place} takes {described(asked.annotation)}; found {shown(one)}."
-                    f"{_near(one, asked.annotation)}"
+                    f"{near(one, asked.annotation)}"
                 )
 
 
@@ -314,8 +314,16 @@ def shown(value: Any) -> str:
     return text if value is None else f"{text} ({type(value).__name__})"
 
 
-def _near(value: Any, hint: Any) -> str:
+def near(value: Any, hint: Any) -> str:
     """Return the nearest of the words that may be given, for a word that may not."""
+    return nearest(value, _words(hint)) if isinstance(value, str) else ""
+
+
+def has_words(hint: Any) -> bool:
+    """Whether an annotation lists words, by themselves or beside something else."""
+    return bool(_words(hint))
+
+
+def _words(hint: Any) -> list[str]:
     inner = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    words = [one for some in inner if get_origin(some) is Literal for one in get_args(some) if isinstance(one, str)]
-    return nearest(value, words) if isinstance(value, str) else ""
+    return [one for some in inner if get_origin(some) is Literal for one in get_args(some) if isinstance(one, str)]

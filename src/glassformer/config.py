@@ -21,7 +21,7 @@ from functools import cache, wraps
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Self
 
-from glassformer.arguments import fits, is_bounded, refusal
+from glassformer.arguments import described, fits, has_words, is_bounded, near, refusal
 from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
@@ -130,19 +130,21 @@ def _bounded(relations: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _check_bounds(config: Config) -> None:
-    """Raise `ConfigError` for a field that is none of the numbers its annotation bounds, and for sizes of a family."""
+    """Raise `ConfigError` for a field that is none of the numbers or words of its annotation, and for sizes."""
     for name, hint in _bounded_fields(type(config)).items():
         if not fits(value := getattr(config, name), hint):
             who = config.kind or type(config).__name__
-            raise ConfigError(f"{who}: {name} {refusal(value, hint)}, found {_short(value)}.")
+            if is_bounded(hint):
+                raise ConfigError(f"{who}: {name} {refusal(value, hint)}, found {_short(value)}.")
+            raise ConfigError(f"{who}: {name} must be {described(hint)}, found {_short(value)}.{near(value, hint)}")
     config.check_sizes()
 
 
 @cache
 def _bounded_fields(cls: type) -> dict[str, Any]:
-    """Return the annotations of a class's fields that bound numbers."""
+    """Return the annotations of a class's fields that bound numbers, or list words."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if is_bounded(hints[f.name])}
+    return {f.name: hint for f in dataclasses.fields(cls) if is_bounded(hint := hints[f.name]) or has_words(hint)}
 
 
 def require(condition: bool, message: str) -> None:

@@ -8,13 +8,13 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, strategies as st
 
-from glassformer.arguments import Within, is_bounded
-from glassformer.attention import Attention, MixerConfig, PositionsConfig, Rope, Softmax
+from glassformer.arguments import Within, fits, has_words, is_bounded
+from glassformer.attention import Attention, Linear, MixerConfig, PositionsConfig, Rope, Softmax
 from glassformer.config import Config
 from glassformer.errors import ConfigError, UnknownField, UnknownKind
 from glassformer.models import BlockConfig, DecoderConfig, EncoderDecoderConfig, ModelConfig, NormConfig, block
@@ -223,14 +223,14 @@ def test_cut_and_flipped_texts_give_config_errors(name: str, data: st.DataObject
                 assert isinstance(ModelConfig.from_json(broken), ModelConfig)
 
 
-def bounded_fields() -> Iterator[tuple[type[Config], str, Any]]:
-    """Yield every field of the package's configs whose annotation bounds numbers."""
+def fields_of_configs() -> Iterator[tuple[type[Config], str, Any]]:
+    """Yield every field of the package's configs, with its annotation."""
     classes: list[type[Config]] = [Config]
     for cls in classes:
         classes += cls.__subclasses__()
         if cls.__module__.startswith("glassformer.") and dataclasses.is_dataclass(cls):
             hints = get_type_hints(cls, include_extras=True)
-            yield from ((cls, f.name, hints[f.name]) for f in dataclasses.fields(cls) if is_bounded(hints[f.name]))
+            yield from ((cls, f.name, hints[f.name]) for f in dataclasses.fields(cls))
 
 
 def beyond(hint: Any) -> Iterator[Any]:
@@ -247,7 +247,7 @@ def beyond(hint: Any) -> Iterator[Any]:
 
 
 def test_a_number_beyond_its_bound_is_refused_with_field_value_and_bound() -> None:
-    fields = list(bounded_fields())
+    fields = [one for one in fields_of_configs() if is_bounded(one[-1])]
     assert len(fields) > 90
     for cls, name, hint in fields:
         bounded = [other for of, other, _ in fields if of is cls]
@@ -259,3 +259,28 @@ def test_a_number_beyond_its_bound_is_refused_with_field_value_and_bound() -> No
             object.__setattr__(config, name, value)
             with pytest.raises(ConfigError, match=rf": {name} must (not )?be .*, found {re.escape(repr(value))}\."):
                 config.__post_init__()
+
+
+def literals(hint: Any) -> list[Any]:
+    """Return the words that an annotation lists."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [word for inner in get_args(hint) for word in literals(inner)]
+
+
+def test_a_word_that_a_field_does_not_know_is_refused_with_the_nearest_it_knows() -> None:
+    fields = [one for one in fields_of_configs() if has_words(one[-1]) and not is_bounded(one[-1])]
+    assert len(fields) > 20
+    for cls, name, hint in fields:
+        # words and numbers are looked at before what fields have to do with each other, which may then be anything
+        config, hints = object.__new__(cls), get_type_hints(cls, include_extras=True)
+        for other in dataclasses.fields(cls):
+            allowed = (
+                value for value in (None, 1, 0.5, *literals(hints[other.name])) if fits(value, hints[other.name])
+            )
+            object.__setattr__(config, other.name, getattr(cls, other.name, next(allowed, None)))
+        object.__setattr__(config, name, f"{literals(hint)[0]}x")
+        with pytest.raises(ConfigError, match=rf": {name} must be .*'{literals(hint)[0]}'.*x'\. Nearest: "):
+            config.__post_init__()
+    with pytest.raises(ConfigError, match=r"linear: feature_map must be 'elu' .*, found 'elo'\. Nearest: .elu"):
+        Linear(feature_map="elo")  # type: ignore[arg-type]
