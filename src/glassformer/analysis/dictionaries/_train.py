@@ -146,7 +146,8 @@ class _Training:
         self.dictionary.facts = {**facts, **said}
         self.variance = float(source.variance.sum()) * scale**2
         self.parameters = list(self.dictionary.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, settings.lr)
+        # one pass, with nothing of a parameter's size on the way
+        self.optimizer = torch.optim.Adam(self.parameters, settings.lr, fused=True)
         self.quiet = torch.zeros(config.n_features, dtype=torch.long, device=first.device)
         self.step = 0
         identity = json_text({"config": config.to_dict(), **self.dictionary.facts}).encode() + _bytes(mean)
@@ -203,9 +204,7 @@ class _Training:
         for i, parameter in enumerate(self.parameters):
             parameter.copy_(tensors[f"parameter.{i}"])
             names = [name for name in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{i}" in tensors]
-            # Adam counts steps on the CPU
-            places = {name: "cpu" if name == "step" else parameter.device for name in names}
-            self.optimizer.state[parameter] = {name: tensors[f"{name}.{i}"].to(places[name]) for name in names}
+            self.optimizer.state[parameter] = {name: tensors[f"{name}.{i}"].to(parameter.device) for name in names}
 
 
 def _bytes(mean: Tensor) -> bytes:
