@@ -413,7 +413,7 @@ def dictionaries() -> str:
         rows.append((
             row["kind"], row["shape"], interval_said(*row["faster"].values(), digits=2), f"≥ {row['floor']:g}",
             row["floor_met"], f"≥ {row['aim']:g}" if row["aim"] else "", row["aim_met"] or "",
-            f"{theirs:.0f} / {ours:.0f} MiB = {row['memory']:.2f}", f"≤ {row['memory_floor']:g}",
+            f"{ours:.0f} of {theirs:.0f} MiB = {row['memory']:.2f}", f"≤ {row['memory_floor']:g}",
             row["memory_floor_met"], f"≤ {row['memory_aim']:g}", row["memory_aim_met"],
         ))  # fmt: skip
     return _table(rows)
