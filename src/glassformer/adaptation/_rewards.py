@@ -44,5 +44,7 @@ def mean_interval(rewards: Float[Tensor, " batch"]) -> tuple[float, float, float
     if not len(rewards):
         return math.nan, math.nan, math.nan
     # a reward of 1 is one more that is right
-    low, high = share_interval(Labelled((rewards + 1) / 2, ("batch",))).values.tolist()
-    return float(rewards.mean()), 2 * low - 1, 2 * high - 1
+    mean, ends = float(rewards.mean()), share_interval(Labelled((rewards + 1) / 2, ("batch",)))
+    low, high = (2 * ends.values - 1).tolist()
+    # rounding may leave the mean outside where all are alike
+    return mean, min(low, mean), max(high, mean)

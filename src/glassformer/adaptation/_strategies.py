@@ -4,8 +4,9 @@
     AskedTask(question, classifier)     the same, with an expert for that question attached
     FewShot(examples)                   z' = sum over k of a_k z_k, a by the cross-entropy method on solved examples
 
-Asked which task it is, an answer's probability is that of its whole text and of the end behind it; what is left of one
-is that of anything else. `other`, anything else, and a task without an expert mean the model's own weights.
+Asked which task it is, the model writes an answer, the likeliest token at a time. `other`, what is no answer to the
+question, and a task without an expert mean the model's own weights. The probability of an answer is that of its whole
+text and of the end behind it; what is left of one is that of anything else.
 
 Coefficients weigh what experts change, W' = W + sum over k of a_k (W'_k - W), so that zeros are the model itself; of
 the paper's form of SVF this is the paper's where they sum to one. Mixtures are ordered by the share of examples that
@@ -40,7 +41,8 @@ from glassformer.fitting import (
     cross_entropy_method,
 )
 from glassformer.labelled import Labelled
-from glassformer.models import Model
+from glassformer.models import GREEDY, Model, generate
+from glassformer.models.evaluation import evaluating
 
 # what a prompt is called that no expert was chosen for: the model's own weights answer it
 NONE = "none"
@@ -56,6 +58,7 @@ class Decision:
     Args:
         adapters: What answers each prompt; None for the model itself.
         chosen: What that is called, prompt by prompt.
+        said: What the model wrote when it was asked which task each prompt is of; empty where it was not asked.
         probability: Of each answer to the question which task a prompt is of, `batch answer`; None where none is asked.
         coefficients: Of a mixture, `expert` or `matrix expert`; None where nothing is mixed.
         search: Share of the examples that the best mixture answered right, `step`; None where nothing is mixed.
@@ -63,6 +66,7 @@ class Decision:
 
     adapters: tuple[Adapter | None, ...]
     chosen: tuple[str, ...]
+    said: tuple[str, ...] = ()
     probability: Labelled | None = None
     coefficients: Labelled | None = None
     search: Labelled | None = None
@@ -105,18 +109,19 @@ class AskedTask(Strategy):
             )
         answers = [*kinds, other]
         asked = [self.question.asked(prompt) for prompt in prompts]
-        with adapted(model, self.classifier), torch.no_grad():
+        with adapted(model, self.classifier), evaluating(model), torch.no_grad():
             batch = completion_batch(model, [one for one in asked for _ in answers], answers * len(asked))
             log_probs = completion_log_probs(batch_logits(model, batch), batch)
+            # as long as the longest of the answers with its end: what goes on behind one is another
+            said = generate(model, asked, GREEDY, max_new_tokens=int(batch.weight.sum(1).max())).texts
         known = log_probs.double().exp().view(len(asked), len(answers)).cpu()
         # rounding may leave a little less than nothing
         found = torch.cat((known, (1 - known.sum(1, keepdim=True)).clamp(min=0)), 1)
-        names = [*answers, ELSE]
-        likeliest = [names[i] for i in found.argmax(1).tolist()]
         return Decision(
-            adapters=tuple(experts.get(name) for name in likeliest),
-            chosen=tuple(name if name in experts else NONE for name in likeliest),
-            probability=Labelled(found, ("batch", "answer"), {"answer": names}),
+            adapters=tuple(experts.get(name) for name in said),
+            chosen=tuple(name if name in experts else NONE for name in said),
+            said=said,
+            probability=Labelled(found, ("batch", "answer"), {"answer": [*answers, ELSE]}),
         )
 
 

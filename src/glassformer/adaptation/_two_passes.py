@@ -30,7 +30,8 @@ class AdaptedAnswers(Result):
     Args:
         prompts: What was asked.
         chosen: The expert that answered each prompt; `none` for the model's own weights, `mixture` for all of them.
-        answers: What was written, without the end.
+        said: What the model wrote when it was asked which task each prompt is of; empty where it was not asked.
+        answers: What was written behind the prompts, without the end.
         probability: Of each answer to the question which task a prompt is of, `batch answer`, `anything else` the last;
             None where the model was not asked.
         coefficients: How much each expert's changes count, `expert` or `matrix expert`; None where nothing is mixed.
@@ -41,6 +42,7 @@ class AdaptedAnswers(Result):
 
     prompts: tuple[str, ...]
     chosen: tuple[str, ...]
+    said: tuple[str, ...]
     answers: tuple[str, ...]
     probability: Labelled | None
     coefficients: Labelled | None
@@ -88,8 +90,8 @@ def adapted_answers(
         notes += found.notes
     return (
         AdaptedAnswers(
-            prompts=tuple(prompts), chosen=decision.chosen, answers=tuple(answers), probability=decision.probability,
-            coefficients=decision.coefficients, search=decision.search,
+            prompts=tuple(prompts), chosen=decision.chosen, said=decision.said, answers=tuple(answers),
+            probability=decision.probability, coefficients=decision.coefficients, search=decision.search,
         )
         .noted(*distinct(notes))
         .bound(Binding("adapted_answers", model, prompts))

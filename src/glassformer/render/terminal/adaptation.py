@@ -1,6 +1,7 @@
 """Experts on the terminal: how one was trained and what it is worth, and which one answered which prompt."""
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -41,12 +42,11 @@ def _(result: ExpertTraining) -> RenderableType:
 
 @tables.register
 def _(result: AdaptedAnswers) -> RenderableType:
-    grid = table(*spoken_each("prompt", "expert", "probability", "answer"), left=(0, 1, 3))
+    grid = table(*spoken_each("", "prompt", "expert", "answer"), left=(1, 2, 3))
     for i, (prompt, expert, answer) in enumerate(zip(result.prompts, result.chosen, result.answers)):
-        sure = "-" if result.probability is None else f"{float(result.probability.values[i].max()):.2f}"
-        grid.add_row(visible(prompt, 30, space=" "), expert, sure, visible(answer, 24, space=" "))
+        grid.add_row(str(i + 1), visible(prompt, 28, space=" "), visible(expert, 20), visible(answer, 24, space=" "))
     parts = [section(spoken("Answers of experts"), grid, *_note(result))]
-    parts += [] if result.probability is None else [_probabilities(result.probability)]
+    parts += [] if result.probability is None else [_asked(result.said, result.probability)]
     parts += [] if result.coefficients is None else [_mixture(result.coefficients, result.search)]
     return Group(*spaced(parts))
 
@@ -56,10 +56,12 @@ def _note(result: AdaptedAnswers) -> list[Text]:
     return [Text(none, style=QUIET)] if NONE in result.chosen else []
 
 
-def _probabilities(found: Labelled) -> RenderableType:
-    grid = table(spoken("prompt"), *(spoken(str(name)) for name in found.labels("answer")))
-    for i, row in enumerate(found.values.tolist()):
-        grid.add_row(str(i + 1), *(f"{one:.2f}" for one in row))
+def _asked(said: Sequence[str], found: Labelled) -> RenderableType:
+    """Return what the model wrote, and the probability of each answer to the question."""
+    names = list(map(str, found.labels("answer")))
+    grid = table("", spoken("wrote"), *names[:-1], spoken("anything else"), left=(1,))
+    for i, (text, row) in enumerate(zip(said, found.values.tolist())):
+        grid.add_row(str(i + 1), visible(text, 20, space=" "), *(f"{one:.2f}" for one in row))
     return section(spoken("Asked which task each prompt is of"), grid)
 
 
