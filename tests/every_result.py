@@ -35,7 +35,7 @@ from glassformer.analysis import (
     vocabulary,
 )
 from glassformer.bench import attention_costs
-from glassformer.data import Batch, Counterfactuals, Pairs
+from glassformer.data import Batch, ClosingBrackets, Counterfactuals, Pairs, WhichTask
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
@@ -175,6 +175,24 @@ def _adapter(seed: int = 0) -> Any:
     return adapter
 
 
+def _expert_training() -> Any:
+    """Return the record of an expert of brackets that was trained for two steps."""
+    config = adaptation.ExpertConfig(_BRACKETS, steps=2, batch_size=2, evaluate_every=1, evaluate_prompts=2)
+    return adaptation.train_expert(_answering(), config).training
+
+
+@cache
+def _answering() -> Any:
+    """Return a decoder that reads brackets, and the question which task they are of."""
+    model = DecoderConfig(len(_WHICH.symbols()), 8, (block(n_heads=2),), max_len=32).build()
+    model.tokenizer = _WHICH.build().tokenizer
+    return model
+
+
+_BRACKETS = ClosingBrackets(n_min=1, n_max=3, n_kinds=1, heldout=0.3, tested=0.3)
+_WHICH = WhichTask(parts=(_BRACKETS,))
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "Ablation": lambda: causal.ablate_each(induction_model(), repeated(batch=4)),
     "AblationTable": lambda: causal.ablation_table(_small(), _ids(), sweep.logit_difference(1, 2)),
@@ -185,6 +203,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "AttentionCosts": lambda: attention_costs(["linear"], lengths=[8, 16], n_heads=1, d_head=4, seconds=0.1),
     "AttentionFlow": _one_pass(token_flow.attention_flow),
     "AdapterComparison": lambda: adaptation.compare(_small(), {"one": _adapter(), "other": _adapter(1)}),
+    "AdaptedAnswers": lambda: adaptation.adapted_answers(
+        _answering(), {}, adaptation.AskedTask(_WHICH), ["( =", "( ( ="], max_new_tokens=2
+    ),
     "AdapterEffect": lambda: adaptation.adapter_effect(_small(), _adapter()),
     "AlignmentSearch": lambda: causal.alignment_search(_small(), _exchanges(), "blocks.0.resid_post", steps=2, draws=2),
     "AttentionSinks": lambda: behaviour.attention_sinks(_small(), _ids(), window=4, first=2),
@@ -219,6 +240,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Erasers": _weights(subspaces.erasers),
     "Erasure": _one_pass(subspaces.erasure),
     "ErasureEffects": lambda: probes.erasure_effects(_small(), list(_ids()), _labels(), folds=2),
+    "ExpertTraining": _expert_training,
     "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
     "Explanation": lambda: explanations.sample("short"),
     "FactEdit": lambda: gradients.edit_fact(_small(), _ids()[:1], 3, layer=0, size=0.5, neighbours=[[1, 2]]),

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.adaptation._attached import AdaptedWeight, Rows, is_adapted, register, unregister
@@ -64,29 +63,27 @@ class AdapterConfig(Config, family=True):
         )
         moments = second_moments(model, chosen, sample) if self.reads_sample else {}
         generator = torch.Generator().manual_seed(seed)
-        changes = {one.name: self.begin(one.values.detach(), generator, moments.get(one.name)) for one in chosen}
+        changes = {one.name: self.begin(one, generator, moments.get(one.name)) for one in chosen}
         return Adapter(self, changes, model=model.name, digest=weights_digest(model))
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> Change:
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> Change:
         """Return a change of one matrix that changes nothing yet.
 
         Args:
-            base: The matrix.
+            one: The matrix.
             generator: Source of what is drawn.
             moments: E[x x'] of what it reads on a sample, `d_in d_in`, for kinds that begin from one.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how a change begins")
 
-    def restored(self, base: Float[Tensor, "d_out d_in"], tensors: Mapping[str, Tensor]) -> Change:
+    def restored(self, one: Matrix, tensors: Mapping[str, Tensor]) -> Change:
         """Return a change of one matrix as it was stored; raises `CheckpointError` for what is none of this kind.
 
         Args:
-            base: The matrix.
+            one: The matrix.
             tensors: What was stored, by name.
         """
-        made = self.begin(base, torch.Generator())
+        made = self.begin(one, torch.Generator())
         made.restore(tensors)
         return made
 
@@ -104,6 +101,7 @@ class Adapter(nn.Module):
     """Changes of some of a model's matrices, with the numbers that training moves.
 
     Its parameters are the adapter's alone: what an optimiser is given to train it. `requires_grad_(False)` freezes it.
+    What is known of it, such as how it was trained, stands in `facts`, as JSON data, and goes with it into its folder.
 
     Args:
         config: Its kind and settings.
@@ -117,6 +115,7 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.model_name, self.digest = config, model, digest
+        self.facts: dict[str, Any] = {}
         # names of modules hold no dots
         self._changes = nn.ModuleDict({name.replace(".", "/"): change for name, change in changes.items()})
         self._held: _Held | None = None

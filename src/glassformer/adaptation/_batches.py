@@ -1,6 +1,7 @@
 """Rows of a batch with different adapters: grouped by adapter, one pass for each group, and put back in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from glassformer.adaptation._adapter import Adapter, require_bare
 from glassformer.arguments import checked
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import ModelLike, require_model
+from glassformer.models import Model, ModelLike, require_model
 
 
 @checked
@@ -40,15 +41,27 @@ def grouped_logits(
     ids, real = given.require_ids("grouped_logits"), given.real_lengths(False)
     require(len(adapters) == len(ids), f"grouped_logits: {len(adapters)} adapters for {len(ids)} rows; give one each.")
     made: Tensor | None = None
-    for adapter in dict.fromkeys(adapters):
-        where = torch.tensor([i for i, own in enumerate(adapters) if own is adapter], device=ids.device)
+    for adapter, own in by_adapter(adapters).items():
+        where = torch.tensor(own, device=ids.device)
         part = model.read(ids[where], lengths=None if real is None else real[where.to(real.device)])
-        if adapter is None:
+        with adapted(model, adapter):
             found = model(*part.args, **part.kwargs)
-        else:
-            with adapter.attached(model):
-                found = model(*part.args, **part.kwargs)
         blank: Tensor = found.new_zeros(len(ids), *found.shape[1:]) if made is None else made
         made = blank.index_copy(0, where, found)
     assert made is not None, "there are rows"
     return made
+
+
+def by_adapter(adapters: Sequence[Adapter | None]) -> dict[Adapter | None, list[int]]:
+    """Return the rows of each adapter, in the order of their first ones."""
+    return {adapter: [i for i, own in enumerate(adapters) if own is adapter] for adapter in dict.fromkeys(adapters)}
+
+
+@contextmanager
+def adapted(model: Model, adapter: Adapter | None) -> Iterator[None]:
+    """Attach an adapter while a `with` lasts; None leaves the model as it is."""
+    if adapter is None:
+        yield
+        return
+    with adapter.attached(model):
+        yield

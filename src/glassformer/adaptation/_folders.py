@@ -1,7 +1,8 @@
 """Adapters in folders of our own: `adapter.json` and `adapter.safetensors`.
 
-The document says kind and settings, which matrices, and which weights the adapter was made for; the tensors are the
-numbers that are trained, and what low-rank kinds took out of a matrix. Singular directions are made of it again.
+The document says kind and settings, which matrices, which weights the adapter was made for, and what else is known of
+it; the tensors are the numbers that are trained, and what low-rank kinds took out of a matrix. Singular directions are
+made of it again.
 """
 
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ def save_adapter(adapter: Adapter, folder: str | Path, *, base: ModelLike | None
     said = {
         "format": FORMAT, "adapter": adapter.config.to_dict(), "matrices": list(adapter.changes),
         "model": adapter.model_name, "digest": adapter.digest, "sha256": checkpoints.sha256(weights),
-    }  # fmt: skip
+    } | ({"facts": adapter.facts} if adapter.facts else {})  # fmt: skip
     return files.write_all(folder, {WEIGHTS: weights, DOCUMENT: files.json_text(said, indent=1) + "\n"})
 
 
@@ -99,11 +100,12 @@ def load_adapter(folder: str | Path, model: ModelLike) -> Adapter:
             if one not in known:
                 raise UnknownSite(f'it is of a matrix "{one}", which the model lacks.')
             own = {key.removeprefix(f"{one}."): t for key, t in stored.items() if key.rpartition(".")[0] == one}
-            changes[one] = config.restored(known[one].values.detach(), own)
+            changes[one] = config.restored(known[one], own)
     except (ConfigError, UnknownSite, CheckpointError) as error:
         raise CheckpointError(f'cannot read an adapter from "{folder}": {error}') from error
     made = Adapter(config, changes, model=name, digest=str(digest))
     made.matrices(model)
+    made.facts = dict(facts) if isinstance(facts := said.get("facts"), Mapping) else {}
     return made.requires_grad_(False).eval()
 
 

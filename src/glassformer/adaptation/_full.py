@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from glassformer.adaptation._adapter import AdapterConfig
 from glassformer.adaptation._change import Change
 from glassformer.config import require
+from glassformer.models import Matrix
 from glassformer.numerics.precision import wide
 
 
@@ -23,10 +24,8 @@ class FullTuning(AdapterConfig, kind="full"):
 
     trains: ClassVar[str] = "whole matrices"
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> "Whole":
-        return Whole(base)
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> "Whole":
+        return Whole(one.values.detach())
 
 
 class Whole(Change):

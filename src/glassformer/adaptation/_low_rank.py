@@ -24,9 +24,11 @@ from torch import Tensor, nn
 
 from glassformer.adaptation._adapter import AdapterConfig
 from glassformer.adaptation._change import Change
+from glassformer.adaptation._decompositions import decomposed
 from glassformer.arguments import Count, Positive
 from glassformer.config import require
 from glassformer.errors import CheckpointError
+from glassformer.models import Matrix
 from glassformer.numerics.decompositions import solve, svd
 from glassformer.numerics.precision import wide
 from glassformer.weights import Factored
@@ -37,8 +39,8 @@ _DAMPING, _ENOUGH = 0.01, 0.05
 class LowRankConfig(AdapterConfig):
     """What kinds have in common whose changes are products: they are restored from their factors alone."""
 
-    def restored(self, base: Float[Tensor, "d_out d_in"], tensors: Mapping[str, Tensor]) -> "LowRank":
-        blank = {name: torch.zeros_like(value, device=base.device) for name, value in tensors.items()}
+    def restored(self, one: Matrix, tensors: Mapping[str, Tensor]) -> "LowRank":
+        blank = {name: torch.zeros_like(value, device=one.values.device) for name, value in tensors.items()}
         if not {"a", "b"} <= blank.keys():
             raise CheckpointError(
                 f"a change of this kind has factors a and b; found {', '.join(tensors) or 'nothing'}."
@@ -63,13 +65,11 @@ class Lora(LowRankConfig, kind="lora"):
 
     trains: ClassVar[str] = "two thin factors"
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> "LowRank":
-        d_out, d_in = base.shape
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> "LowRank":
+        d_out, d_in = one.shape
         # as `torch.nn.Linear` draws its weight
         drawn = torch.rand(self.rank, d_in, generator=generator, dtype=torch.float32) * 2 - 1
-        a = (drawn / math.sqrt(d_in)).to(wide(base))
+        a = (drawn / math.sqrt(d_in)).to(wide(one.values))
         scale = 1.0 if self.alpha is None else self.alpha / self.rank
         return LowRank(a.new_zeros(d_out, self.rank), a, scale)
 
@@ -86,13 +86,11 @@ class MiLora(LowRankConfig, kind="milora"):
 
     trains: ClassVar[str] = "the last singular directions"
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> "LowRank":
-        require_rank(self.rank, base)
-        u, s, vh = svd(base.detach())
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> "LowRank":
+        require_rank(self.rank, one)
+        u, s, v = decomposed(one)
         root = s[-self.rank :].sqrt()
-        return LowRank.replacing(u[:, -self.rank :] * root, root[:, None] * vh[-self.rank :])
+        return LowRank.replacing(u[:, -self.rank :] * root, root[:, None] * v.mT[-self.rank :])
 
 
 @dataclass(frozen=True)
@@ -111,24 +109,22 @@ class CorDA(LowRankConfig, kind="corda"):
     trains: ClassVar[str] = "directions by a sample"
     reads_sample: ClassVar[bool] = True
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> "LowRank":
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> "LowRank":
         assert moments is not None, "build records a sample"
-        require_rank(self.rank, base)
-        damped, inverse = _inverted(moments)
-        u, s, vh = svd(base.detach().to(moments) @ damped)
+        require_rank(self.rank, one)
+        base, (damped, inverse) = one.values.detach(), _inverted(moments)
+        u, s, vh = svd(base.to(moments) @ damped)
         which = slice(-self.rank, None) if self.keep == "knowledge" else slice(self.rank)
         root, like = s[which].sqrt(), wide(base)
         return LowRank.replacing((u[:, which] * root).to(like), (root[:, None] * (vh[which] @ inverse)).to(like))
 
 
-def require_rank(rank: int, base: Float[Tensor, "d_out d_in"]) -> None:
+def require_rank(rank: int, one: Matrix) -> None:
     """Raise `ConfigError` if a matrix has not so many singular directions."""
     require(
-        rank <= min(base.shape),
-        f"rank={rank} directions are to be trained of a matrix of {base.shape[0]} x {base.shape[1]}, which has "
-        f"{min(base.shape)}. Give a smaller rank, or fewer matrices.",
+        rank <= min(one.shape),
+        f'rank={rank} directions are to be trained of "{one.name}", a matrix of {one.shape[0]} x {one.shape[1]}, which '
+        f"has {min(one.shape)}. Give a smaller rank, or fewer matrices.",
     )
 
 

@@ -17,16 +17,18 @@ from glassformer.config import require
 
 
 @checked
-def mixed(adapters: Mapping[Adapter, float]) -> Adapter:
+def mixed(adapters: Mapping[Adapter, float | Mapping[str, float]]) -> Adapter:
     """The adapter that changes matrices by a weighted sum of what others change.
 
     A matrix that one of them leaves alone is changed by the others.
 
     Args:
-        adapters: Adapters of one model and of one kind (all low-rank kinds are one), and the weight of each.
+        adapters: Adapters of one model and of one kind (all low-rank kinds are one), and the weight of each: one
+            number, or one for each of its matrices, by name.
 
     Raises:
-        ConfigError: There are none, they are of several models or kinds, or weights have no meaning for the kind.
+        ConfigError: There are none, they are of several models or kinds, or weights have no meaning for the kind or
+            are not of the adapter's matrices.
     """
     known = list(adapters)
     require(bool(known), "mixed: no adapters were given.")
@@ -34,8 +36,14 @@ def mixed(adapters: Mapping[Adapter, float]) -> Adapter:
     require(len(digests) <= 1, "mixed: these adapters were made for several models, or for other weights of one.")
     parts = dict[str, dict[Change, float]]()
     for adapter, weight in adapters.items():
+        by_matrix = weight if isinstance(weight, Mapping) else dict.fromkeys(adapter.changes, weight)
+        require(
+            by_matrix.keys() == adapter.changes.keys(),
+            f"mixed: weights of {len(by_matrix)} matrices are given for an adapter of {len(adapter.changes)}; give one "
+            "for each of adapter.changes.",
+        )
         for name, change in adapter.changes.items():
-            parts.setdefault(name, {})[change] = float(weight)
+            parts.setdefault(name, {})[change] = float(by_matrix[name])
     changes = dict[str, Change]()
     for name, of_matrix in parts.items():
         first = next(iter(of_matrix))

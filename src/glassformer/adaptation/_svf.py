@@ -11,7 +11,6 @@ Source: Sun, Cetin, Tang 2025, "Transformer-Squared: Self-adaptive LLMs", sectio
 Differs from both: z begins at 1 and p at 0.1 exactly, without noise.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -22,11 +21,12 @@ from torch import Tensor, nn
 
 from glassformer.adaptation._adapter import AdapterConfig
 from glassformer.adaptation._change import Change
+from glassformer.adaptation._decompositions import decomposed
 from glassformer.arguments import Positive
 from glassformer.errors import ConfigError
-from glassformer.numerics.decompositions import svd
+from glassformer.models import Matrix
 from glassformer.numerics.precision import wide
-from glassformer.weights import Factored
+from glassformer.weights import Factored, Svd
 
 # where training of the code's form begins
 _BEGIN = 0.1
@@ -46,10 +46,8 @@ class Svf(AdapterConfig, kind="svf"):
 
     trains: ClassVar[str] = "scales of singular directions"
 
-    def begin(
-        self, base: Float[Tensor, "d_out d_in"], generator: torch.Generator, moments: Tensor | None = None
-    ) -> "SingularScales":
-        return SingularScales(self, base)
+    def begin(self, one: Matrix, generator: torch.Generator, moments: Tensor | None = None) -> "SingularScales":
+        return SingularScales(self, decomposed(one))
 
 
 class SingularScales(Change):
@@ -57,19 +55,19 @@ class SingularScales(Change):
 
     Args:
         config: The form.
-        base: The matrix.
+        matrix: Decomposition of the matrix, which several may share.
     """
 
     u: Tensor
     s: Tensor
     vh: Tensor
 
-    def __init__(self, config: Svf, base: Float[Tensor, "d_out d_in"]) -> None:
+    def __init__(self, config: Svf, matrix: Svd) -> None:
         super().__init__()
         self.config = config
-        for name, value in zip(("u", "s", "vh"), svd(base.detach())):
-            # made of the matrix again when it is loaded
-            self.register_buffer(name, value.contiguous(), persistent=False)
+        # made of the matrix again when it is loaded
+        for name, value in {"u": matrix.u, "s": matrix.s, "vh": matrix.v.mT}.items():
+            self.register_buffer(name, value, persistent=False)
         begin = 1.0 if config.form == "paper" else _BEGIN
         self.z = nn.Parameter(torch.full_like(self.s, begin))
 
@@ -95,7 +93,7 @@ class SingularScales(Change):
         return Factored(self.u * (self.s * (self.scales - 1)), self.vh)
 
     def sum_of(self, others: Mapping[Change, float]) -> "SingularScales":
-        made = copy.deepcopy(self)
+        made = SingularScales(self.config, Svd(self.u, self.s, self.vh.mT))
         with torch.no_grad():
             total = torch.zeros_like(self.s)
             for other, weight in others.items():
@@ -104,12 +102,15 @@ class SingularScales(Change):
             if self.config.form == "paper":
                 made.z.copy_(total + (1 - sum(others.values())))
                 return made
+            if not any(others.values()):
+                # any constant is the matrix as it is
+                return made
             share = total / self.config.max_mult
-            if not bool(((share > 0) & (share < 1)).all()):
+            if not bool((share > 0).all()):
                 raise ConfigError(
-                    "mixed: of the code's form multipliers are mixed before they are rescaled, and must stay between 0 "
-                    f"and max_mult={self.config.max_mult:g}; found {float(total.min()):.3g} to "
-                    f"{float(total.max()):.3g}.\n    Give weights above zero that sum to one."
+                    "mixed: of the code's form multipliers are mixed before they are rescaled, and must stay above 0; "
+                    f"found {float(total.min()):.3g} to {float(total.max()):.3g}.\n    Give weights above zero."
                 )
-            made.z.copy_(share.logit())
+            # only ratios count: what is too large for any logit stands for the same change at half its size
+            made.z.copy_((share if bool((share < 1).all()) else share / (2 * share.max())).logit())
         return made

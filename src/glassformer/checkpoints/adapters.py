@@ -17,13 +17,22 @@ from typing import NamedTuple
 from torch import Tensor
 
 from glassformer.checkpoints.families import Fields
-from glassformer.checkpoints.tensors import ADAPTER, ADAPTER_WEIGHTS, PICKLED, StoredTensor, TensorFiles, Tensors
+from glassformer.checkpoints.tensors import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    OWN_ADAPTER,
+    PICKLED,
+    StoredTensor,
+    TensorFiles,
+    Tensors,
+)
 from glassformer.errors import CheckpointError, nearest
 from glassformer.files import read_object
 from glassformer.provenance import ModelNote
 from glassformer.words import sentence
 
 _ROOT = "base_model.model."
+_BESIDE = sentence("An adapter lies beside the weights, and was not merged into them.")
 _A, _B = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
 # settings that make of an adapter something else than the sum above
 _BEYOND = (
@@ -187,10 +196,18 @@ def merging(folder: Path) -> Callable[[Tensors], tuple[Tensors, tuple[ModelNote,
 
 def unmerged_notes(folder: Path) -> tuple[ModelNote, ...]:
     """Return a note on an adapter that lies beside a model and was not asked for; none where there is none."""
-    if not (folder / ADAPTER).is_file():
-        return ()
-    seen = sentence("An adapter lies beside the weights, and was not merged into them.")
-    return (ModelNote(seen, "", sentence("To merge it: load({name}, adapter={name}); --adapter.", name=f'"{folder}"')),)
+    name = f'"{folder}"'
+    if (folder / ADAPTER).is_file():
+        return (ModelNote(_BESIDE, "", sentence("To merge it: load({name}, adapter={name}); --adapter.", name=name)),)
+    if (folder / OWN_ADAPTER).is_file():
+        way = sentence("To attach it: adaptation.load_adapter({name}, model).attach(model).", name=name)
+        return (ModelNote(_BESIDE, "", way),)
+    return ()
+
+
+def lasting_notes(notes: tuple[ModelNote, ...]) -> tuple[ModelNote, ...]:
+    """Return the notes that hold of the weights wherever they lie: all but those on what lies beside them."""
+    return tuple(note for note in notes if note.seen != _BESIDE)
 
 
 def _said(folder: Path) -> Fields:

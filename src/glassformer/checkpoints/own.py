@@ -19,6 +19,7 @@ from safetensors.torch import save as serialise
 
 from glassformer import files
 from glassformer.arguments import checked
+from glassformer.checkpoints.adapters import lasting_notes, unmerged_notes
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle, narrowed
@@ -119,8 +120,8 @@ def envelope(
         said["trained_length"] = trained_length
     if generation != NO_RULES:
         said["generation"] = generation.to_dict()
-    if notes:
-        said["notes"] = [note.to_dict() for note in notes]
+    if kept := lasting_notes(notes):
+        said["notes"] = [note.to_dict() for note in kept]
     return json_text(said, indent=1)
 
 
@@ -191,13 +192,14 @@ class OwnFolder:
 
     @property
     def notes(self) -> tuple[ModelNote, ...]:
-        """What must be known of its weights; none in folders that say nothing.
+        """What must be known of its weights; none in folders that say nothing and hold no adapter.
 
         Raises:
             CheckpointError: What stands there are no notes.
         """
         try:
-            return tuple(ModelNote.from_dict(note) for note in self.said.get("notes", ()))
+            written = tuple(ModelNote.from_dict(note) for note in self.said.get("notes", ()))
+            return (*written, *unmerged_notes(self.folder))
         except (TypeError, KeyError) as error:
             raise CheckpointError(f'"{self.path}": "notes" must be a list of notes, or be left out.') from error
 

@@ -32,6 +32,7 @@ VERBS: dict[str, str] = {
     "probe": "fit linear probes of a property at every layer; erase it",
     "circuits": "find what heads do, which read which, and how much it matters",
     "features": "train, list and show dictionaries of features of a site",
+    "adapt": "train an expert for a task by rewards; let experts answer prompts",
     "study": "check what papers claim, in miniature: list, run, report, verify",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",

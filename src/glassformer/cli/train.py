@@ -1,6 +1,5 @@
 """`glassformer train`: run a recipe, or go on with it."""
 
-import contextlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from glassformer.cli.changes import changed
 from glassformer.cli.console import Console
-from glassformer.config import Config
-from glassformer.docstrings import described_in
-from glassformer.errors import ConfigError, nearest
+from glassformer.errors import ConfigError
 from glassformer.words import spoken
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ def train(
     if data:
         config = config.on_text(*data)
     for change in set:
-        config = _changed(config, change)
+        config = changed(config, change)
     if show:
         print(config.to_json())
         return
@@ -192,76 +190,3 @@ def _recipe(name: str) -> "TrainConfig":
         except UnicodeDecodeError as error:
             raise ConfigError(f'"{path}" is no recipe: it is not UTF-8.') from error
     return recipe(name)
-
-
-def _changed(config: Any, change: str) -> Any:
-    """Return the config with one field, addressed by a dotted path, replaced."""
-    import json
-
-    path, sep, text = change.partition("=")
-    if not sep:
-        raise ConfigError(f"--set {change}: expected path.to.field=value.")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    data = config.to_dict()
-    place: Any = data
-    *parents, last = path.split(".")
-    key: Any
-    for i, key in enumerate([*parents, last]):
-        if isinstance(place, list) and key.isdigit() and int(key) < len(place):
-            key = int(key)
-        elif not isinstance(place, dict) or key not in place:
-            fields = ", ".join(name for name, _ in _entries(place)) or "none, it is a value"
-            where = "".join(f"{parent}." for parent in parents[:i])
-            close = _nearest_path(path, where, data, _said_of(config, parents[:i], str(key)))
-            raise ConfigError(f'--set {change}: no field "{key}".{close} Fields: {fields}.')
-        if i < len(parents):
-            place = place[key]
-    assert isinstance(config, Config)
-    within: Any = place
-    if last == "kind" and within["kind"] != value:
-        # another kind starts from its own defaults, as far as it has one for each of its fields
-        old = dict(within)
-        within.clear()
-        within["kind"] = value
-        with contextlib.suppress(ConfigError):
-            return type(config).from_dict(data)
-        within |= old
-    within[int(last) if isinstance(within, list) else last] = value
-    return type(config).from_dict(data)
-
-
-def _said_of(config: Any, parents: list[str], key: str) -> str:
-    """Return the path of the first field whose description has the words of a name: `learning_rate` is `lr`."""
-    for name in parents:
-        config = config[int(name)] if isinstance(config, tuple | list) else getattr(config, name, None)
-    told = described_in(type(config)) if isinstance(config, Config) else {}
-    found = next((name for name, words in told.items() if key.replace("_", " ") in words.lower()), None)
-    return "" if found is None else ".".join([*parents, found])
-
-
-def _nearest_path(path: str, where: str, data: Any, described: str) -> str:
-    """Return ` Nearest: "optim.lr".`: a path with the same last name, below what was found of it if there is one.
-
-    Without one it is a field that is described by that name, else the nearest path.
-    """
-    known = list(_paths(data))
-    alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
-    below = [one for one in alike if one.startswith(where)]
-    return nearest(path, below or alike) or (f' Nearest: "{described}".' if described else nearest(path, known))
-
-
-def _paths(data: Any) -> Iterator[str]:
-    """Yield the path of every field, however deep."""
-    for name, inner in _entries(data):
-        yield name
-        yield from (f"{name}.{rest}" for rest in _paths(inner))
-
-
-def _entries(data: Any) -> list[tuple[str, Any]]:
-    """Return what is inside a value of a recipe, each with the name it has in a path."""
-    if isinstance(data, dict):
-        return list(data.items())
-    return [(str(i), one) for i, one in enumerate(data)] if isinstance(data, list) else []

@@ -25,9 +25,10 @@ from glassformer.arguments import Count, FiniteAmount, checked
 from glassformer.config import require
 from glassformer.data import Batch
 from glassformer.data.batch import hash64, next_token_batch
-from glassformer.errors import ShapeMismatch
+from glassformer.errors import ShapeMismatch, TextError
 from glassformer.models import ModelLike, Sampling, generate, require_model
 from glassformer.models.evaluation import evaluating
+from glassformer.models.reading import read_opening
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
 
@@ -69,15 +70,51 @@ def complete(
     sampling = Sampling(seed=hash64("completions", seed) >> 2)
     with evaluating(require_model(model, "drawing completions")):
         found = generate(model, prompts, sampling, max_new_tokens=max_new_tokens)
-    longest, place = max(map(len, found.ids)), place_of(model)
-    # the padding of a row is its last token: any would do that is in the vocabulary
-    rows = torch.tensor([[*row, *row[-1:] * (longest - len(row))] for row in found.ids], device=place)
-    lengths = torch.tensor([len(row) - 1 for row in found.ids], device=place)
-    drawn = torch.tensor([len(row) for row in found.tokens], device=place)
-    at = torch.arange(longest - 1, device=place)
-    weight = (at >= (lengths - drawn)[:, None]) & (at < lengths[:, None])
+    place = place_of(model)
     log_probs = torch.tensor([sum(row) for row in found.log_probs], dtype=torch.float64, device=place)
-    return Completions(next_token_batch(rows, weight, lengths=lengths), found.texts, log_probs)
+    return Completions(_batch(found.ids, list(map(len, found.tokens)), place), found.texts, log_probs)
+
+
+@checked
+def completion_batch(model: ModelLike, prompts: Sequence[str], completions: Sequence[str]) -> Batch:
+    """Prompts with completions that are given, as a batch to score them by or to train on.
+
+    `weight` is true of the tokens of a completion and of the end behind it, as where the model had drawn them.
+
+    Args:
+        model: A decoder with a tokenizer.
+        prompts: Texts.
+        completions: What stands behind each.
+
+    Raises:
+        ConfigError: There are not as many completions as prompts.
+        TextError: The model has no tokenizer, a prompt is empty, or a row is longer than the model's context.
+    """
+    model = require_model(model, "a batch of completions")
+    require(
+        len(prompts) == len(completions),
+        f"completion_batch: {len(completions)} completions for {len(prompts)} prompts; give one each.",
+    )
+    tokenizer = model.output_tokenizer
+    if tokenizer is None:
+        raise TextError("completion_batch: this model has no tokenizer to read completions with.")
+    read = read_opening(model, list(prompts)).output.rows
+    written = [[*tokenizer.encode(text), *model.stops[:1]] for text in completions]
+    rows, longest = [[*row, *own] for row, own in zip(read, written)], model.config.max_len
+    if (found := max(map(len, rows))) - 1 > longest:
+        raise TextError(f"completion_batch: a row has {found:,} tokens; this model reads {longest:,} before the last.")
+    return _batch(rows, list(map(len, written)), place_of(model))
+
+
+def _batch(ids: Sequence[Sequence[int]], drawn: Sequence[int], place: torch.device) -> Batch:
+    """Return rows of ids as a batch in which the last so many tokens of each count."""
+    longest = max(map(len, ids))
+    # the padding of a row is its last token: any would do that is in the vocabulary
+    rows = torch.tensor([[*row, *row[-1:] * (longest - len(row))] for row in ids], device=place)
+    lengths = torch.tensor([len(row) - 1 for row in ids], device=place)
+    at = torch.arange(longest - 1, device=place)
+    weight = (at >= (lengths - torch.tensor(drawn, device=place))[:, None]) & (at < lengths[:, None])
+    return next_token_batch(rows, weight, lengths=lengths)
 
 
 def batch_logits(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos vocab"]:

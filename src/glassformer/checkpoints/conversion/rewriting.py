@@ -22,7 +22,7 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.arguments import checked
-from glassformer.checkpoints.adapters import unmerged_notes
+from glassformer.checkpoints.adapters import lasting_notes
 from glassformer.checkpoints.checkpoint import Checkpoint, skeleton
 from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
 from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
@@ -39,7 +39,6 @@ from glassformer.files import json_text
 from glassformer.files.packaged import CONFIG
 from glassformer.models.norms import Norm
 from glassformer.numerics.placement import NumberType, number_type
-from glassformer.provenance import ModelNote
 
 SHARD_SIZE = 2_000_000_000
 # what belongs to a model besides its config and weights, and goes with it as it is
@@ -113,7 +112,7 @@ def convert(
         else:
             config = _with_trained_length(_of_type(config, kind), family, checkpoint)
             # the one layout whose readers pass over fields that they do not know
-            if to == "huggingface" and (notes := _lasting(checkpoint)):
+            if to == "huggingface" and (notes := lasting_notes(checkpoint.notes)):
                 config |= {NOTES: [note.to_dict() for note in notes]}
             files.write(place / family.config_name, json_text(config, indent=2))
         if folder.exists():
@@ -291,14 +290,8 @@ def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer
         tokenizers,
         checkpoint.trained_length,
         checkpoint.generation,
-        _lasting(checkpoint),
+        lasting_notes(checkpoint.notes),
     )
-
-
-def _lasting(checkpoint: Checkpoint) -> tuple[ModelNote, ...]:
-    """Return the notes that hold of the weights wherever they lie: all but those on what lies beside them."""
-    beside = unmerged_notes(checkpoint.folder)
-    return tuple(note for note in checkpoint.notes if note not in beside)
 
 
 def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -42,7 +42,12 @@ class WhichTask(QuestionConfig, kind="which-task"):
 
     def symbols(self) -> list[str]:
         of_parts = [symbol for part in self.parts for symbol in part.symbols() or ()]
-        return list(dict.fromkeys([*of_parts, WHICH, OTHER, *(part.kind or "" for part in self.parts)]))
+        *kinds, other = self.choices()
+        return list(dict.fromkeys([*of_parts, WHICH, other, *kinds]))
+
+    def choices(self) -> tuple[str, ...]:
+        """Return the answers there are: the kinds of the tasks, and `other`."""
+        return (*(part.kind or "" for part in self.parts), OTHER)
 
     def asked(self, prompt: str) -> str:
         """Return the question which task a prompt is of."""

@@ -1,6 +1,7 @@
 """Results on the terminal, in tables that fit 80 columns; importing the room registers the views of all results."""
 
 from glassformer.render.terminal import (
+    adaptation,
     attention,
     causal,
     circuits,
@@ -17,6 +18,6 @@ from glassformer.render.terminal import (
 from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
-    "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients", "largest", "lens",
-    "lines", "probes", "show", "token_flow", "vocabulary",
+    "adaptation", "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients",
+    "largest", "lens", "lines", "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip
