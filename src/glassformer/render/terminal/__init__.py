@@ -10,6 +10,7 @@ from glassformer.render.terminal import (
     explanation,
     gradients,
     lens,
+    plan,
     probes,
     token_flow,
     vocabulary,
@@ -18,5 +19,5 @@ from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
     "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients", "largest", "lens",
-    "lines", "probes", "show", "token_flow", "vocabulary",
+    "lines", "plan", "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip
