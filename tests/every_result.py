@@ -44,6 +44,7 @@ from glassformer.testing.calls import right_call
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Scale
 from glassformer.training import OptimConfig, train
+from glassformer.training.parallel import Mesh, plan
 from results import memorisation
 from tiny_runs import recipe
 
@@ -118,6 +119,10 @@ def _meaning_shift() -> Any:
         ids = _ids()[:1, :length]
         rows.append(Batch(ids, ids, ids > -1))
     return attribution.meaning_shift(_small(), rows[0], rows[1], (6, 3))
+
+
+def _layers() -> Any:
+    return subject("gpt2").model.config
 
 
 def _dictionary() -> Any:
@@ -290,6 +295,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Pattern": lambda: explanations.sample("short").patterns[0],
     "PhaseChange": lambda: learning.phase_change(_history()[0]),
     "PhraseClusters": lambda: right_call(probes.phrase_clusters, subject("gpt2"))(),
+    "Plan": lambda: plan(_layers(), Mesh(dp=2), length=8),
     "PositionalHeads": _weights(from_weights.positional_heads),
     "RotationTest": lambda: subspaces.rotation_test(_small(), _ids()),
     "ScoreGeometry": _one_pass(behaviour.score_geometry, length=4),

@@ -293,6 +293,7 @@ def test_every_verb_takes_a_language(verb: str, capsys: pytest.CaptureFixture[st
     [
         ("sites attn-only-1l --glob blocks.0.attn.*", "惰性"),
         ("params attn-only-1l", "解嵌入"),
+        ("plan attn-only-1l --length 8 --mesh dp=2", "最满的进程"),
         ("models", "具有归纳头的最小模型"),
         ("models attn-only-1l", "共用机器上"),
         ("models --applies softmax", "固定了什么"),

@@ -281,6 +281,7 @@ WRITING: dict[str, list[str]] = {
     "features": ["mine", "--rows", "2", "--steps", "1", "--width", "8", "--sparsity", "2", "--data", __file__],
     "params": [],
     "bench": ["--lengths", "8", "--heads", "1", "--d-head", "4", "--seconds", "0"],
+    "plan": ["--length", "8"],
     "generate": [TEXT, "--max-new-tokens", "2"],
 }
 LONG, WITHOUT_PAGE = {"circuits", "lens", "features"}, {"params", "generate"}

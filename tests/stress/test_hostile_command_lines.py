@@ -65,6 +65,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "generate": ([MODEL, "a", "--max-new-tokens", "2"], ["--max-new-tokens", "--top-k", "--seed"], []),
     "convert": (["nowhere", "out"], [], ["--to", "--shard-size", "--dtype"]),
     "params": ([MODEL], ["--length"], ["--dtype", "--json"]),
+    "plan": ([MODEL, "--length", "8"], ["--gpus", "--length", "--batch", "--accumulate"], ["--mesh", "--memory"]),
     "parity": (["nowhere"], ["--length", "--steps"], ["--text", "--json"]),
     "sites": ([MODEL], ["--length"], ["--glob"]),
 }

@@ -40,6 +40,7 @@ VERBS: dict[str, str] = {
     "generate": "continue a text, or translate one",
     "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",
+    "plan": "plan training on many processes: memory of a rank, bytes it sends",
     "parity": "compare a published checkpoint, site by site, with the transformers library",
     "bench": "measure what attention mechanisms cost, beside fused softmax attention",
     "sites": "what a forward pass can record and be edited at",

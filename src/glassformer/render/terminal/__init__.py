@@ -11,6 +11,7 @@ from glassformer.render.terminal import (
     explanation,
     gradients,
     lens,
+    plan,
     probes,
     token_flow,
     vocabulary,
@@ -19,5 +20,5 @@ from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
     "adaptation", "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients",
-    "largest", "lens", "lines", "probes", "show", "token_flow", "vocabulary",
+    "largest", "lens", "lines", "plan", "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip

@@ -2,8 +2,9 @@
 
 from glassformer.training.parallel.lasp import lasp, lasp_plus
 from glassformer.training.parallel.mesh import Mesh
+from glassformer.training.parallel.plan import Plan, plan
 from glassformer.training.parallel.processes import leads
 from glassformer.training.parallel.ring import ring_attention
 from glassformer.training.parallel.shards import SequenceShards
 
-__all__ = ["Mesh", "SequenceShards", "lasp", "lasp_plus", "leads", "ring_attention"]
+__all__ = ["Mesh", "Plan", "SequenceShards", "lasp", "lasp_plus", "leads", "plan", "ring_attention"]

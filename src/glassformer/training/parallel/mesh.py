@@ -1,6 +1,8 @@
 """How many processes share the work of a step, and how: a mesh, whose axes have names and sizes.
 
     dp=2     data parallel: each rank has some rows of every batch, and a share of weights, gradients and moments
+    cp=2     context parallel: each rank has some positions of every row, and a share of weights as with dp
+    tp=2     tensor parallel: each rank has some heads, neurons and tokens of the vocabulary of every layer
 
 Source of the names: PyTorch's DeviceMesh, and TorchTitan.
 """
@@ -19,9 +21,13 @@ class Mesh(Config):
 
     Args:
         dp: Ranks that share the rows of a batch.
+        cp: Ranks that share the positions of a row.
+        tp: Ranks that share the heads and neurons of a layer.
     """
 
     dp: Count = 1
+    cp: Count = 1
+    tp: Count = 1
 
     @classmethod
     @checked
@@ -46,7 +52,8 @@ class Mesh(Config):
     @property
     def size(self) -> int:
         """How many processes the mesh takes."""
-        return self.dp
+        return self.dp * self.cp * self.tp
 
     def __str__(self) -> str:
-        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ",".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
