@@ -48,6 +48,7 @@ STUDIES = (
     "state_cost",
     "superposition",
     "synthesizer",
+    "task_experts",
     "titans_forgetting",
     "titans_memory",
     "two_layers_for_induction",
