@@ -40,6 +40,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
+from glassformer.models import DecoderConfig, block
 from glassformer.testing.calls import right_call
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Scale
@@ -245,8 +246,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Erasers": _weights(subspaces.erasers),
     "Erasure": _one_pass(subspaces.erasure),
     "ErasureEffects": lambda: probes.erasure_effects(_small(), list(_ids()), _labels(), folds=2),
-    "ExpertTraining": _expert_training,
     "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
+    "ExpertTraining": _expert_training,
     "Explanation": lambda: explanations.sample("short"),
     "FactEdit": lambda: gradients.edit_fact(_small(), _ids()[:1], 3, layer=0, size=0.5, neighbours=[[1, 2]]),
     "Faithfulness": lambda: circuits.faithfulness(*_pair().prompts, ["L0H0", "L1H0"], _pair().metric, knockouts=2),

@@ -45,7 +45,7 @@ def words_of(example: str) -> list[str]:
 
 
 def is_run(verb: str, example: str) -> bool:
-    return verb not in ("train", "serve") and not any(name in example for name in FETCHED)
+    return verb not in ("train", "adapt", "serve") and not any(name in example for name in FETCHED)
 
 
 def less(verb: str, example: str) -> str:

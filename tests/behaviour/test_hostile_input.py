@@ -278,13 +278,14 @@ WRITING: dict[str, list[str]] = {
     "behaviour": [TEXT, "--habits", "sinks"],
     "circuits": ["--rows", "2"],
     "probe": ["--label", "copies.seen", "--n", "10", "--length", "16"],
+    "adapt": ["--task", "closing-brackets", "--steps", "1", "--batch-size", "2", "--set", "evaluate_prompts=1"],
     "features": ["mine", "--rows", "2", "--steps", "1", "--width", "8", "--sparsity", "2", "--data", __file__],
     "params": [],
     "bench": ["--lengths", "8", "--heads", "1", "--d-head", "4", "--seconds", "0"],
     "plan": ["--length", "8"],
     "generate": [TEXT, "--max-new-tokens", "2"],
 }
-LONG, WITHOUT_PAGE = {"circuits", "lens", "features"}, {"params", "generate"}
+LONG, WITHOUT_PAGE = {"circuits", "lens", "features", "adapt"}, {"params", "generate"}
 
 
 @pytest.mark.parametrize("verb", [pytest.param(one, marks=pytest.mark.full) if one in LONG else one for one in WRITING])
@@ -294,7 +295,8 @@ def test_files_are_written_although_nobody_reads_what_is_printed(
     files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb in WITHOUT_PAGE else ["json", "html"])}
     asked = [word for flag, path in files.items() for word in (flag, str(path))]
     monkeypatch.setattr(sys, "stdout", Closed())
-    worked_on = {"bench": ["attention", "softmax"], "features": ["train", "attn-only-1l"]}.get(verb, ["attn-only-1l"])
+    trained = ["train", "attn-only-1l"]
+    worked_on = {"bench": ["attention", "softmax"], "features": trained, "adapt": trained}.get(verb, trained[1:])
     assert main([verb, *worked_on, *WRITING[verb], *asked]) == 141, capsys.readouterr().err
     json.loads(files["--json"].read_text(encoding="utf-8"))
     assert verb in WITHOUT_PAGE or "</html>" in files["--html"].read_text(encoding="utf-8")

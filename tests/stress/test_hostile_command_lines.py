@@ -55,6 +55,11 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["--top", "--seed", "--width", "--sparsity", "--lr"],
         ["--site", "--data", "--kind"],
     ),
+    "adapt": (
+        ["run", MODEL, "a", "--experts", "nowhere"],
+        ["--seed", "--shots", "--iterations", "--max-new-tokens"],
+        ["--task", "--strategy", "--experts"],
+    ),
     "serve": (["nowhere", "--no-browser"], ["--port", "--memory"], ["--host", "--token"]),
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),

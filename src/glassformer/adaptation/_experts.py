@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.adaptation._adapter import Adapter, AdapterConfig
 from glassformer.adaptation._folders import save_adapter
-from glassformer.adaptation._rewards import answer_rewards, mean_interval, room
+from glassformer.adaptation._rewards import answer_rewards, behind, mean_interval, room
 from glassformer.adaptation._svf import Svf
 from glassformer.arguments import Count, FiniteAmount, checked
 from glassformer.config import Config, require
@@ -310,11 +310,11 @@ class _Training:
         # what is drawn is scored with the very weights that drew it
         with self.adapter.attached(model):
             if config.objective == "reward":
-                drawn = complete(model, prompts, seed=_seed(config.seed, step), max_new_tokens=room(config.task))
+                drawn = complete(model, prompts, seed=_seed(config.seed, step), max_new_tokens=room(model, asked))
                 rewards = torch.tensor([config.task.reward(*one) for one in zip(prompts, drawn.texts, strict=True)])
                 batch = drawn.batch
             else:
-                batch = completion_batch(model, prompts, [one.answer for one in asked])
+                batch = completion_batch(model, prompts, [behind(one.answer) for one in asked])
             logits = batch_logits(model, batch)
         with torch.no_grad():
             reference = batch_logits(model, batch)

@@ -10,8 +10,9 @@ from torch import Tensor
 from glassformer.analysis.uncertainty import share_interval
 from glassformer.arguments import checked
 from glassformer.data import Question, QuestionConfig
+from glassformer.errors import TextError
 from glassformer.labelled import Labelled
-from glassformer.models import GREEDY, ModelLike, generate, require_model
+from glassformer.models import GREEDY, Model, ModelLike, generate, require_model
 from glassformer.models.evaluation import evaluating
 
 
@@ -28,15 +29,27 @@ def answer_rewards(model: ModelLike, task: QuestionConfig, questions: Sequence[Q
         DataError: The task has no answer to a prompt.
         TextError: A prompt is mostly unknown to the model, or leaves no room for an answer.
     """
-    with evaluating(require_model(model, "answering questions")):
-        found = generate(model, [one.prompt for one in questions], GREEDY, max_new_tokens=room(task))
+    model = require_model(model, "answering questions")
+    with evaluating(model):
+        found = generate(model, [one.prompt for one in questions], GREEDY, max_new_tokens=room(model, questions))
     rewards = [task.reward(one.prompt, text) for one, text in zip(questions, found.texts, strict=True)]
     return torch.tensor(rewards, dtype=torch.float64)
 
 
-def room(task: QuestionConfig) -> int:
-    """Return how many tokens a task's longest answer takes, its end among them, where a symbol is a token."""
-    return task.longest().answer + 1
+def room(model: Model, questions: Sequence[Question]) -> int:
+    """Return how many tokens the longest of some answers takes with its end; what is longer is right for none of them.
+
+    Raises:
+        TextError: The model has no tokenizer.
+    """
+    if model.tokenizer is None:
+        raise TextError("questions are texts, and this model has no tokenizer to read them with.")
+    return 1 + max(len(model.tokenizer.encode(behind(one.answer))) for one in questions)
+
+
+def behind(answer: str) -> str:
+    """Return an answer as it stands behind a prompt: apart, as its own words are."""
+    return f" {answer}"
 
 
 def mean_interval(rewards: Float[Tensor, " batch"]) -> tuple[float, float, float]:

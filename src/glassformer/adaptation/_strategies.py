@@ -27,7 +27,7 @@ from torch import Tensor
 from glassformer.adaptation._adapter import Adapter
 from glassformer.adaptation._batches import adapted
 from glassformer.adaptation._mixed import mixed
-from glassformer.adaptation._rewards import answer_rewards
+from glassformer.adaptation._rewards import answer_rewards, behind
 from glassformer.arguments import Count, PositiveShare, checked
 from glassformer.config import require
 from glassformer.data import Question, QuestionConfig, WhichTask
@@ -110,18 +110,20 @@ class AskedTask(Strategy):
         answers = [*kinds, other]
         asked = [self.question.asked(prompt) for prompt in prompts]
         with adapted(model, self.classifier), evaluating(model), torch.no_grad():
-            batch = completion_batch(model, [one for one in asked for _ in answers], answers * len(asked))
+            written = [behind(answer) for answer in answers]
+            batch = completion_batch(model, [one for one in asked for _ in answers], written * len(asked))
             log_probs = completion_log_probs(batch_logits(model, batch), batch)
             # as long as the longest of the answers with its end: what goes on behind one is another
-            said = generate(model, asked, GREEDY, max_new_tokens=int(batch.weight.sum(1).max())).texts
+            found = generate(model, asked, GREEDY, max_new_tokens=int(batch.weight.sum(1).max()))
+        said = tuple(" ".join(text.split()) for text in found.texts)
         known = log_probs.double().exp().view(len(asked), len(answers)).cpu()
         # rounding may leave a little less than nothing
-        found = torch.cat((known, (1 - known.sum(1, keepdim=True)).clamp(min=0)), 1)
+        shares = torch.cat((known, (1 - known.sum(1, keepdim=True)).clamp(min=0)), 1)
         return Decision(
             adapters=tuple(experts.get(name) for name in said),
             chosen=tuple(name if name in experts else NONE for name in said),
             said=said,
-            probability=Labelled(found, ("batch", "answer"), {"answer": [*answers, ELSE]}),
+            probability=Labelled(shares, ("batch", "answer"), {"answer": [*answers, ELSE]}),
         )
 
 
@@ -171,7 +173,7 @@ class FewShot(Strategy):
 
     def _search(self, model: Model, experts: Mapping[str, Adapter], matrices: Sequence[str]) -> Search:
         prompts, answers = zip(*self.examples)
-        solved = completion_batch(model, prompts, answers)
+        solved = completion_batch(model, prompts, [behind(answer) for answer in answers])
 
         def of_mixture(measure: Callable[[], float]) -> Callable[[Tensor], float]:
             def value(point: Tensor) -> float:

@@ -110,7 +110,7 @@ def _batch(ids: Sequence[Sequence[int]], drawn: Sequence[int], place: torch.devi
     """Return rows of ids as a batch in which the last so many tokens of each count."""
     longest = max(map(len, ids))
     # the padding of a row is its last token: any would do that is in the vocabulary
-    rows = torch.tensor([[*row, *row[-1:] * (longest - len(row))] for row in ids], device=place)
+    rows = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in ids], device=place)
     lengths = torch.tensor([len(row) - 1 for row in ids], device=place)
     at = torch.arange(longest - 1, device=place)
     weight = (at >= (lengths - torch.tensor(drawn, device=place))[:, None]) & (at < lengths[:, None])

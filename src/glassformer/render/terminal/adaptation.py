@@ -29,7 +29,7 @@ def _(result: ExpertTraining) -> RenderableType:
             held_out = f"{float(result.held_out.values[at]):+.2f}"
             grid.add_row(str(step), *means, held_out, spoken("best") if step == result.best else "")
     tested = table(*spoken_each("tested", "reward", "95 %"))
-    for i, name in enumerate(spoken_each("before", "after")):
+    for i, name in enumerate(spoken_each("before training", "after training")):
         mean, low, high = (float(one.values[i]) for one in (result.tested, result.tested_low, result.tested_high))
         tested.add_row(name, f"{mean:+.2f}", f"{low:+.2f} {high:+.2f}")
     note = spoken(
