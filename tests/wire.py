@@ -16,8 +16,8 @@ _OPS = {
     "allreduce_": "all-reduce",
     "send": "send",
 }
-# of struct tcp_info in Linux: where `tcpi_bytes_sent` stands
-_SENT = 200
+# of struct tcp_info in Linux: where `tcpi_notsent_bytes`, and `tcpi_bytes_sent` and `tcpi_bytes_retrans`, stand
+_UNSENT, _SENT = 144, 200
 
 
 class Counted(TorchDispatchMode):
@@ -60,7 +60,7 @@ def _bytes(value: Any) -> int:
 
 
 def sent_by_sockets() -> int:
-    """Bytes that this process's TCP connections have sent so far, as the system counts them."""
+    """Bytes that this process has given its TCP connections so far, as the system counts them."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -72,6 +72,7 @@ def sent_by_sockets() -> int:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         except OSError:
             continue
-        if len(info) >= _SENT + 8:
-            total += struct.unpack_from("Q", info, _SENT)[0]
+        if len(info) >= _SENT + 16:
+            sent, again = struct.unpack_from("QQ", info, _SENT)
+            total += sent - again + struct.unpack_from("I", info, _UNSENT)[0]
     return total

@@ -50,7 +50,7 @@ def plan(
     from glassformer.training.parallel.room import note_of_room
 
     check(output)
-    shape = Mesh(dp=gpus or 1) if mesh is None else Mesh.read(mesh)
+    shape = Mesh(dp=1 if gpus is None else gpus) if mesh is None else Mesh.read(mesh)
     require(
         gpus in (None, shape.size),
         f'mesh "{shape}" takes {shape.size} processes, and --gpus says {gpus}. Give sizes whose product is {gpus}.',

@@ -273,6 +273,7 @@ def on_sockets() -> dict[str, tuple[int, int]]:
     }
     for name, run in collectives.items():
         dist.barrier()
+        dist.barrier()
         before = sent_by_sockets()
         with Counted(ranks) as counted:
             run()
