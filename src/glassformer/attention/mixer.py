@@ -207,6 +207,15 @@ class MixerConfig(Config, family=True):
         """
         return {"mixer": self}
 
+    def of_heads(self, heads: range, n_heads: int) -> "MixerConfig | None":
+        """Return the mechanism such that some heads alone do what they do among all; None if it holds them together.
+
+        Args:
+            heads: Which, neighbours.
+            n_heads: How many the layer has.
+        """
+        return None
+
     def build(self, dims: Dims, path: str) -> "Mixer":
         if self.mixer is None:
             name = type(self).__name__

@@ -56,6 +56,13 @@ class Lightning(MixerConfig, kind="lightning"):
     def turns_features(self) -> bool:
         return True
 
+    def slopes_of(self, n_heads: int) -> tuple[float, ...]:
+        """Return the slope of each head."""
+        return self.slopes or tuple(2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads))
+
+    def of_heads(self, heads: range, n_heads: int) -> "Lightning":
+        return self.replace(slopes=self.slopes_of(n_heads)[heads.start : heads.stop])
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and merge of the papers' layer: z normed over all heads, then gated."""
         return {"mixer": self, "merge": Merge(norm="all", gate="sigmoid")}
@@ -154,8 +161,7 @@ class LightningMixer(Mixer, config=Lightning):
 
     def decay(self, like: Tensor) -> Float[Tensor, " head"]:
         """Return what each head keeps of its memory from one position to the next, on the device of `like`."""
-        heads = self.dims.n_heads
-        slopes = self.config.slopes or [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+        slopes = self.config.slopes_of(self.dims.n_heads)
         decay = torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp()
         # never below float32: 0.996 is 1 - 2^-8, and bfloat16 has eight bits
         return decay.to(torch.promote_types(like.dtype, torch.float32))

@@ -115,6 +115,9 @@ class Linear(FeatureWeights, kind="linear"):
     def divides(self) -> bool:
         return self.denominator
 
+    def of_heads(self, heads: range, n_heads: int) -> "Linear":
+        return self
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the mechanism and, without a denominator, NormAttention's norm, over all heads and without a gain."""
         return {"mixer": self} | ({} if self.denominator else {"merge": Merge(norm="all", gain=False)})

@@ -62,6 +62,9 @@ class Softmax(SoftmaxWeights, kind="softmax"):
         {"temperature": AdaptiveTemperature()},
     )
 
+    def of_heads(self, heads: range, n_heads: int) -> "Softmax | None":
+        return self if not self.sinks and self.temperature is None else None
+
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form where all pairs are met: a pass without numbers loads torch's compiler first."""
         if self.window is None and not self.sinks:

@@ -1,10 +1,13 @@
 """How many processes share the work of a step, and how: a mesh, whose axes have names and sizes.
 
     dp=2     data parallel: each rank has some rows of every batch, and a share of weights, gradients and moments
+    tp=2     tensor parallel: each rank has some heads and neurons of every layer, and some tokens of the vocabulary
 
+Of a product, dp=2,tp=2, the ranks of one tp have the same rows and numbers that follow each other.
 Source of the names: PyTorch's DeviceMesh, and TorchTitan.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -19,14 +22,16 @@ class Mesh(Config):
 
     Args:
         dp: Ranks that share the rows of a batch.
+        tp: Ranks that share the heads, neurons and tokens of a model.
     """
 
     dp: Count = 1
+    tp: Count = 1
 
     @classmethod
     @checked
     def read(cls, text: str) -> Self:
-        """The mesh of a text, `dp=2`, axes with commas between them.
+        """The mesh of a text, `dp=2` or `dp=2,tp=2`.
 
         Raises:
             ConfigError: An axis that there is none of, that stands twice, or whose size is no number of ranks.
@@ -46,7 +51,13 @@ class Mesh(Config):
     @property
     def size(self) -> int:
         """How many processes the mesh takes."""
-        return self.dp
+        return math.prod(self.axes.values())
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by the names of axes, the one first whose ranks lie furthest apart."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        several = {name: size for name, size in self.axes.items() if size > 1}
+        return ",".join(f"{name}={size}" for name, size in (several or {"dp": 1}).items())
