@@ -316,6 +316,23 @@ class AttentionLayer(SubLayerModule):
         looked_at = wants(tape, at.query, at.key, at.value) or self.mixer.wants_dense(tape)
         return not looked_at and self.projection.absorbs(n_new, kept, self.positions)
 
+    def require_spread(self) -> None:
+        config, positions = self.config, self.positions
+        by_scores = positions.has_bias or positions.has_scores or positions.at_read
+        can = {
+            f'mixer "{config.mixer.kind}"': config.mixer.spreads,
+            f'projection "{config.projection.kind}"': type(config.projection) is Separate,
+            f'positions "{config.positions.kind}"': not (by_scores or positions.by_length or config.positions.doubles),
+            "dropout on patterns": config.dropout == 0,
+            "cross-attention": not config.cross,
+        }
+        found = [name for name, spreads in can.items() if not spreads]
+        require(
+            not found,
+            f'"{self.path}": {" and ".join(found)}, as set here, looks at a text whole, whose positions ranks cannot '
+            "share. Softmax(), Linear() and Lightning() with Rope() can be shared so; or let ranks share rows (dp).",
+        )
+
     def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
         return take_heads(self, part, parts)
 

@@ -154,6 +154,14 @@ class SubLayerModule(nn.Module):
         """
         return []
 
+    def require_spread(self) -> None:
+        """Raise `ConfigError` unless processes may share the positions of a text that it runs over, see `Spread`."""
+        require(
+            self.by_position,
+            f'"{self.path}" ({type(self).__name__}) mixes positions in a way that ranks cannot share. Attention with '
+            "Softmax(), Linear() and Lightning() can be shared so, and MLPs; or let ranks share rows (dp).",
+        )
+
     def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
         """Compute one of several equal parts, of the heads or neurons, from here on; its sites stay those of all.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
+from glassformer.attention.context import Spread
 from glassformer.attention.depthwise import needs_whole_grid
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
@@ -216,6 +217,8 @@ class Model(nn.Module):
         self.name = name
         # where processes share values of its sites
         self.shares: Shares | None = None
+        # where processes share positions of what it reads
+        self.spread: Spread | None = None
         self._coordinate_names: tuple[str, ...] = ()
 
     @property

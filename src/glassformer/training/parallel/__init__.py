@@ -5,5 +5,6 @@ from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.processes import leads
 from glassformer.training.parallel.ring import ring_attention
 from glassformer.training.parallel.shards import SequenceShards
+from glassformer.training.parallel.tensor import tensor_parallel
 
-__all__ = ["Mesh", "SequenceShards", "lasp", "lasp_plus", "leads", "ring_attention"]
+__all__ = ["Mesh", "SequenceShards", "lasp", "lasp_plus", "leads", "ring_attention", "tensor_parallel"]

@@ -1,9 +1,11 @@
 """How many processes share the work of a step, and how: a mesh, whose axes have names and sizes.
 
     dp=2     data parallel: each rank has some rows of every batch, and a share of weights, gradients and moments
+    cp=2     context parallel: each rank has some positions of every text
     tp=2     tensor parallel: each rank has some heads and neurons of every layer, and some tokens of the vocabulary
 
-Of a product, dp=2,tp=2, the ranks of one tp have the same rows and numbers that follow each other.
+Of a product, dp=2,tp=2, the ranks of one tp have the same rows, and numbers that follow each other. Weights, gradients
+and moments are in shards along cp, or along dp where there is no cp.
 Source of the names: PyTorch's DeviceMesh, and TorchTitan.
 """
 
@@ -22,10 +24,12 @@ class Mesh(Config):
 
     Args:
         dp: Ranks that share the rows of a batch.
+        cp: Ranks that share the positions of texts.
         tp: Ranks that share the heads, neurons and tokens of a model.
     """
 
     dp: Count = 1
+    cp: Count = 1
     tp: Count = 1
 
     @classmethod

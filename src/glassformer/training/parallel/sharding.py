@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from glassformer.training.optim import OptimConfig
+from glassformer.training.parallel.spread import SharedPositions
 from glassformer.training.parallel.tensor import joined_rows, tensor_parallel
 from glassformer.training.sharing import Trained
 
@@ -32,10 +33,13 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
     shared = mesh["tp"].size() > 1
     orders = joined_rows(whole.model, mesh["tp"].size()) if shared else {}
     model = tensor_parallel(whole.model, mesh["tp"]) if shared else copy.deepcopy(whole.model)
+    model.spread = SharedPositions(mesh["cp"]) if mesh["cp"].size() > 1 else None
+    # of two axes, FSDP copies shards along the first
+    shares = mesh[tuple(name for name in ("dp", "cp") if mesh[name].size() > 1) or ("dp",)]
     for stack in model.stacks.values():
         for block in stack.blocks:
-            fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
+            fully_shard(block, mesh=shares)
+    fully_shard(model, mesh=shares)
     register_fsdp_forward_method(model, "loss")
     optimizer = optim.build(model)
     wholes = dict(whole.model.named_parameters())

@@ -23,6 +23,7 @@ from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.processes import Ranks, joined
 from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between, shared_rows
 from glassformer.training.parallel.sharding import gather, sharded
+from glassformer.training.parallel.spread import SharedPositions
 from glassformer.training.sharing import Trained
 
 Made = TypeVar("Made")
@@ -64,6 +65,7 @@ class Shared:
         self.config, self.ranks = config, ranks
         self.drops = any(rate > 0 for rate in _dropouts(config.model.to_dict()))
         self.drops_patterns = False
+        self.positions = SharedPositions(ranks.devices["cp"]) if ranks.mesh.cp > 1 else None
         self._whole: Trained | None = None
         self._shards: Trained | None = None
 
@@ -73,18 +75,14 @@ class Shared:
 
     @property
     def size(self) -> int:
-        return self.ranks.mesh.dp
-
-    @property
-    def place(self) -> int:
-        """Which share of the rows this rank has."""
-        return self.ranks.devices.get_local_rank("dp")
+        return self.ranks.mesh.dp * self.ranks.mesh.cp
 
     def first(self, name: str, action: Callable[[], Made]) -> Made:
         return self.ranks.first(name, action)
 
     def rows(self, batch: Batch) -> Batch:
-        return shared_rows(batch, self.place, self.size)
+        batch = shared_rows(batch, self.ranks.devices.get_local_rank("dp"), self.ranks.mesh.dp)
+        return batch if self.positions is None else self.positions.batch(batch)
 
     def totals(self, *numbers: int | float) -> list[float]:
         return [total / self.ranks.mesh.tp for total in self.ranks.totals(*numbers)]
@@ -98,7 +96,13 @@ class Shared:
             return nullcontext()
         if self.drops_patterns and batch.documents is not None:
             raise self._refused("dropout on the patterns of packed documents")
-        return DropoutOfAllRows(rows, *rows_between(rows, self.place, self.size))
+        # those that share positions have the same rows
+        rows //= self.ranks.mesh.cp
+        own = rows_between(rows, self.ranks.devices.get_local_rank("dp"), self.ranks.mesh.dp)
+        if self.positions is None:
+            return DropoutOfAllRows(rows, *own)
+        assert batch.documents is not None, "those of all positions"
+        return DropoutOfAllRows(rows, *own, self.positions.shards(batch.documents.shape[1]), self.positions.rank)
 
     def divided(self, whole: Trained) -> Trained:
         self._check(whole.model)
@@ -120,6 +124,11 @@ class Shared:
                 f'mesh "{self.ranks.mesh}": the recipe has dropout, of which ranks that share layers would draw other '
                 "masks than one process. Set every dropout to 0, or let ranks share rows alone (dp)."
             )
+        if self.positions is not None:
+            if model.reads_ahead() or model.reads_pairs:
+                raise self._refused("texts that are read both ways or in pairs, whose positions ranks cannot share")
+            for layer in model.output_stack.parts():
+                layer.require_spread()
         if charged_sites(model):
             raise self._refused("charges for what its sub-layers do with a batch (experts)")
         if model.penalty() is not None:
