@@ -129,9 +129,13 @@ def test_a_rank_computes_on_the_device_of_its_number_on_the_machine() -> None:
 
 def test_a_mesh_is_read_from_a_text() -> None:
     assert Mesh.read("dp=2") == Mesh(dp=2) and str(Mesh.read(" dp = 4")) == "dp=4" and str(Mesh()) == "dp=1"
-    assert Mesh.read("tp=3, dp=2") == Mesh(dp=2, tp=3) and str(Mesh(dp=2, tp=3)) == "dp=2,tp=3" and Mesh(2, 3).size == 6
+    assert (
+        Mesh.read("tp=3, dp=2") == Mesh(dp=2, tp=3)
+        and str(Mesh(dp=2, tp=3)) == "dp=2,tp=3"
+        and Mesh(2, 3, 2).size == 12
+    )
     for text, message in {
-        "pd=2": 'no axis "pd". Nearest: "dp". Axes: dp, tp.',
+        "pd=2": 'no axis "pd". Nearest: "dp". Axes: dp, cp, tp.',
         "dp=2,dp=2": 'axis "dp" stands twice',
         "dp=two": 'a whole number of ranks, found "two"',
         "dp=0": 'a whole number of ranks, found "0"',

@@ -126,7 +126,10 @@ class Shared:
             )
         if self.positions is not None:
             if model.reads_ahead() or model.reads_pairs:
-                raise self._refused("texts that are read both ways or in pairs, whose positions ranks cannot share")
+                raise ConfigError(
+                    f'mesh "{self.ranks.mesh}": ranks share the positions of texts that look back only, and the model '
+                    "reads both ways, or pairs. Let ranks share rows (dp)."
+                )
             for layer in model.output_stack.parts():
                 layer.require_spread()
         if charged_sites(model):
