@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -295,6 +295,40 @@ def padding(lengths: Int[Tensor, " batch"], *, total: int | None = None, left: b
     return Mask((Padding(total - lengths, torch.full_like(lengths, torch.iinfo(torch.int64).max)),))
 
 
+@runtime_checkable
+class Spread(Protocol):
+    """Processes that share the positions of texts: each has some of every text, and mixes them with those of all.
+
+    What is mixed looks back only, within documents.
+    """
+
+    def own(self, x: Tensor) -> Tensor:
+        """What this process has of a tensor with all positions on its last axis."""
+        ...
+
+    def softmax(
+        self,
+        q: Float[Tensor, "batch head pos d_head"],
+        k: Float[Tensor, "batch kv_head pos d_head"],
+        v: Float[Tensor, "batch kv_head pos d_value"],
+        scale: float,
+        documents: "Documents | None",
+    ) -> Float[Tensor, "batch head pos d_value"]:
+        """Values mixed by the softmax of products, times a scale; of the documents of all positions."""
+        ...
+
+    def linear(
+        self,
+        q: Float[Tensor, "batch head pos feature"],
+        k: Float[Tensor, "batch head pos feature"],
+        v: Float[Tensor, "batch head pos value"],
+        keep: Float[Tensor, " head"],
+        documents: "Documents | None",
+    ) -> Float[Tensor, "batch head pos value"]:
+        """Values mixed by products of features; `keep` is what each head keeps of its memory at each position."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """Facts about one forward pass shared by all its layers.
@@ -314,6 +348,8 @@ class Context:
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
         rule: Which keys the mechanism looks at of those that the mask allows; None for all.
         marked: Which keys the pass says are global tokens, for mechanisms that have them; None for none.
+        spread: Processes that share the positions of this pass; None where one has them all. The mask is of all then,
+            the rest of those that this process has.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -330,6 +366,7 @@ class Context:
     first: int | None = None
     rule: Rule | None = None
     marked: Bool[Tensor, "batch key"] | None = None
+    spread: Spread | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -417,6 +454,11 @@ class Context:
                 memo={},
             )
         return self.memo["piece", start, stop]
+
+    def spread_over(self, spread: Spread) -> "Context":
+        """Return the context of a process that shares the positions of this one with others."""
+        own = spread.own(self.positions)
+        return replace(self, positions=own, key_positions=own, first=None, spread=spread, memo={})
 
     def ruled(self, rule: Rule | None) -> "Context":
         """Return the context with a mechanism's rule in it."""

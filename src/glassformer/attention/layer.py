@@ -1,6 +1,6 @@
 """AttentionLayer: project, mix, merge, and their sites. The only such class; mechanisms fill its slots."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -12,12 +12,13 @@ from torch import Tensor
 from glassformer.arguments import Count, Rate
 from glassformer.attention.context import Context
 from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tapped, visited
+from glassformer.attention.head_parts import take_heads
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
-from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
+from glassformer.attention.sub_layer import Parallel, SubLayerConfig, SubLayerModule
 from glassformer.config import UNSAID, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -284,6 +285,8 @@ class AttentionLayer(SubLayerModule):
             context = replace(context, dropout=self.config.dropout)
         if inputs is not None and kept is not None and self.projection.shifts:
             raise self._holds_one_stream()
+        if inputs is not None and self.mixer.dims.n_heads < self.dims.n_heads:
+            raise self._holds_some_heads()
         before, own = kept, None if inputs is None else partial(self._own, inputs, context)
         read = ProjectionInputs(*self.positions.inputs(x, x_v, context), x_v, self.positions, context, own)
         if absorbs := own is None and kept is not None and self._absorbs(x.shape[1], kept, context, tape):
@@ -300,8 +303,7 @@ class AttentionLayer(SubLayerModule):
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z, gate))
         flat = self.merge.prepare(z, x_gate, scale, gate)
         if wants(tape, at.head_out):
-            out = site(tape, at.head_out, self.merge.split(flat)).sum(-3)
-            out = out if self.merge.output.bias is None else out + self.merge.output.bias
+            out = self.merge.summed(site(tape, at.head_out, self.merge.split(flat)))
         else:
             out = self.merge.output(flat)
         return site(tape, at.out, out), None if state is None else AttentionState(kept, memory)
@@ -313,6 +315,26 @@ class AttentionLayer(SubLayerModule):
             return False
         looked_at = wants(tape, at.query, at.key, at.value) or self.mixer.wants_dense(tape)
         return not looked_at and self.projection.absorbs(n_new, kept, self.positions)
+
+    def require_spread(self) -> None:
+        config, positions = self.config, self.positions
+        by_scores = positions.has_bias or positions.has_scores or positions.at_read
+        can = {
+            f'mixer "{config.mixer.kind}"': config.mixer.spreads,
+            f'projection "{config.projection.kind}"': type(config.projection) is Separate,
+            f'positions "{config.positions.kind}"': not (by_scores or positions.by_length or config.positions.doubles),
+            "dropout on patterns": config.dropout == 0,
+            "cross-attention": not config.cross,
+        }
+        found = [name for name, spreads in can.items() if not spreads]
+        require(
+            not found,
+            f'"{self.path}": {" and ".join(found)}, as set here, looks at a text whole, whose positions ranks cannot '
+            "share. Softmax(), Linear() and Lightning() with Rope() can be shared so; or let ranks share rows (dp).",
+        )
+
+    def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
+        return take_heads(self, part, parts)
 
     def head_inputs(
         self,
@@ -361,6 +383,12 @@ class AttentionLayer(SubLayerModule):
             f"layer {self.dims.layer} mixes what heads read with what was read before (shifted), and a state holds "
             "what was read of the stream, not by heads that are given another.\n"
             "    Read the text in one pass, without a state."
+        )
+
+    def _holds_some_heads(self) -> AnalysisUnavailable:
+        return AnalysisUnavailable(
+            f"layer {self.dims.layer}: ranks share its heads; only where one has all are some given another stream.\n"
+            "    Edit query, key, value or z there, or the stream that all heads read (resid_pre)."
         )
 
     def _gate(self, inputs: HeadInputs | None, x: Tensor, context: Context) -> Float[Tensor, "batch pos d_z"] | None:

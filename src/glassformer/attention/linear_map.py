@@ -141,11 +141,12 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _onednn_serves(x: Tensor, weight: Tensor) -> bool:
-    # a compiler chooses its own kernels, as do autocast and function transforms
+    # a compiler chooses its own kernels, as do autocast and function transforms; for tensors in shards there is no rule
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() > 0
+        and not hasattr(weight, "placements")
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()

@@ -185,6 +185,11 @@ class MergeHeads(nn.Module):
         """Return what each head writes, from concatenated heads."""
         return flat.unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2) @ self.matrix()
 
+    def summed(self, written: Float[Tensor, "batch head pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Return what attention writes, of what each head writes."""
+        out = written.sum(-3)
+        return out if self.output.bias is None else out + self.output.bias
+
     def matrix(self) -> Float[Tensor, "head d_z d_model"]:
         """Return W_O per head as a view on the parameter."""
         return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_z)).permute(1, 2, 0)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention.context import Context, Mask, Run, causal as looking_back
+from glassformer.attention.context import Context, Mask, Run, Spread, causal as looking_back
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.packed import by_document, documents_of
 from glassformer.attention.scores import masked_softmax
@@ -200,12 +200,26 @@ class MixerConfig(Config, family=True):
         """Whether positions may turn, and double, what it makes of queries and keys: weights are products of that."""
         return False
 
+    @property
+    def spreads(self) -> bool:
+        """Whether processes may share the positions of a text: `Mixer.spread` is written, and holds as it is set."""
+        return False
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the slots of `Attention` as the mechanism's paper fills them in a layer of this depth, from 0.
 
         What the paper says nothing of is not in it. Here: the mechanism as it is set, all else free.
         """
         return {"mixer": self}
+
+    def of_heads(self, heads: range, n_heads: int) -> "MixerConfig | None":
+        """Return the mechanism such that some heads alone do what they do among all; None if it holds them together.
+
+        Args:
+            heads: Which, neighbours.
+            n_heads: How many the layer has.
+        """
+        return None
 
     def build(self, dims: Dims, path: str) -> "Mixer":
         if self.mixer is None:
@@ -348,11 +362,17 @@ class Mixer(nn.Module):
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
+        if context.spread is not None:
+            return self.spread(q, k, v, context, context.spread)
         k = context.read(k)
         parts = context.makes_scores_in_parts and self.takes_parts and q.shape[-2] == k.shape[-2]
         if (parts or not context.makes_scores) and context.dropout == 0 and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
+
+    def spread(self, q: Tensor, k: Tensor, v: Tensor, context: Context, spread: Spread) -> Tensor:
+        """Return z of the positions that this process has; see `MixerConfig.spreads`."""
+        raise AssertionError("the config's `spreads` says whether this is defined")
 
     def wants_dense(self, tape: Tape | None) -> bool:
         return wants(tape, *self.only_dense)

@@ -7,7 +7,7 @@ at other positions and carry a state from one segment to the next; MLPs work pos
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.config import Config, require
+from glassformer.errors import ConfigError
 from glassformer.trace import Site, Tape, declare
+
+# how ranks share a linear map: by what it gives, each reading all, or by what it reads, their results to be summed
+Parallel = Literal["column", "row"]
 
 
 class SubLayerConfig(Config, family=True):
@@ -149,6 +153,31 @@ class SubLayerModule(nn.Module):
             real: Which positions are no padding; None for all.
         """
         return []
+
+    def require_spread(self) -> None:
+        """Raise `ConfigError` unless processes may share the positions of a text that it runs over, see `Spread`."""
+        require(
+            self.by_position,
+            f'"{self.path}" ({type(self).__name__}) mixes positions in a way that ranks cannot share. Attention with '
+            "Softmax(), Linear() and Lightning() can be shared so, and MLPs; or let ranks share rows (dp).",
+        )
+
+    def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
+        """Compute one of several equal parts, of the heads or neurons, from here on; its sites stay those of all.
+
+        The weights are left as they are. Returned is which linear maps hold a part of them then, by path, and how.
+
+        Args:
+            part: Which, from 0.
+            parts: How many.
+
+        Raises:
+            ConfigError: It is not made of such parts, or not of so many.
+        """
+        raise ConfigError(
+            f'"{self.path}" ({type(self).__name__}) is not shared by heads or neurons: of the sub-layers, attention '
+            "and MLPs are. Let ranks share rows (dp)."
+        )
 
     def own_parameters(self) -> Iterator[tuple[str, int]]:
         """Yield (part, number) of the parameters that no attention slot or norm accounts for."""

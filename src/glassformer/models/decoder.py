@@ -126,7 +126,8 @@ class Decoder(Model):
             tokens: Token ids.
             lengths: Real tokens per row. Padding is on the right; together with an empty state it is on the left.
             start: Where each row's real tokens begin, if padding is on the left; positions count from there.
-            documents: Document ids of packed rows; documents do not see each other.
+            documents: Document ids of packed rows; documents do not see each other. Where processes share positions
+                (`spread`), tokens are those of this one and documents are of all.
             state: Continue after these positions; `begin` makes the empty one.
             tape: Reads and edits.
             form: `auto`, `parallel` or `scan`; a matter of speed only.
@@ -197,7 +198,7 @@ class Decoder(Model):
         return State(0, self.stack.begin(batch, self.embed.stored))
 
     def _enter(self, tokens, lengths, documents, state, tape, form, seed, start=None):
-        batch, length = tokens.shape
+        batch, length = tokens.shape if self.spread is None else documents.shape
         past = 0 if state is None else state.length
         if state is not None and past == 0 and lengths is not None:
             state, lengths = state._replace(start=length - lengths), None
@@ -215,4 +216,5 @@ class Decoder(Model):
             form=form,
             seed=seed,
         )
+        context = context if self.spread is None else context.spread_over(self.spread)
         return self.embed(tokens, context.positions, tape), context, state

@@ -297,7 +297,7 @@ class Embedding(VocabularyMatrix):
         times: Float[Tensor, " batch"] | None = None,
         classes: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        x = F.embedding(tokens, self.stored) if self.patches is None else self.patches(tokens)
+        x = self.rows(tokens) if self.patches is None else self.patches(tokens)
         x = x if self.map is None else self.map(x)
         x = x if self.factor == 1.0 else x * self.factor
         if self.types is not None:
@@ -312,6 +312,10 @@ class Embedding(VocabularyMatrix):
             x = x + site(tape, self.at_position, placed)
         x = x if self.norm is None else self.norm(x, tape)
         return F.dropout(x, self.dropout) if self.training and self.dropout > 0 and drops(self) else x
+
+    def rows(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:
+        """Return the row of the stored matrix of each id."""
+        return F.embedding(ids, self.stored)
 
     def places(self, positions: Int[Tensor, "b pos"], start: Int[Tensor, " batch"] | None) -> Int[Tensor, "b pos"]:
         """Return the positions whose vectors are added, from those that count no padding.
@@ -390,9 +394,17 @@ class Unembedding(VocabularyMatrix):
 
     def raw(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... vocab"]:
         """Return the logits before the cap."""
+        return self.products(self.read(x, tape))
+
+    def read(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... d_embed"]:
+        """Return what rows of the stored matrix are multiplied by."""
         x = x if self.readout is None else self.readout(x, tape)
         x = x if self.scale == 1.0 else x * self.scale
-        return linear(x if self.map is None else self.map(x), self.stored, self.bias)
+        return x if self.map is None else self.map(x)
+
+    def products(self, read: Float[Tensor, "... d_embed"]) -> Float[Tensor, "... vocab"]:
+        """Return the raw logits of what `read` gives."""
+        return linear(read, self.stored, self.bias)
 
     def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
         """Return what the cap leaves of raw logits; the same if there is none."""

@@ -1,6 +1,6 @@
 """MLPs: the same small network at every position."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from glassformer.arguments import Count, Rate
 from glassformer.attention import ByPosition, LinearMap, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
+from glassformer.attention.sub_layer import Parallel
+from glassformer.config import require
 from glassformer.models.evaluation import drops
 from glassformer.trace import Site, Tape, declare, full_names, site
 
@@ -84,6 +86,14 @@ class MlpLayer(ByPosition):
         if self.training and self.config.dropout > 0 and drops(self):
             hidden = F.dropout(hidden, self.config.dropout)
         return site(tape, at.out, self.output(hidden))
+
+    def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
+        require(
+            self.d_mlp % parts == 0,
+            f'"{self.path}" has d_mlp={self.d_mlp} neurons, and {parts} ranks take as many each. Change one of both.',
+        )
+        inwards: dict[str, Parallel] = {"input": "column"} | ({} if self.gate is None else {"gate": "column"})
+        return inwards | {"output": "row"}
 
     def sites(self) -> Iterator[Site]:
         axes = {name: words for name, words in self.SITES.items() if self.gate is not None or name != "linear"}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Count
 from glassformer.attention import Attention, Mixer
+from glassformer.attention.context import Spread
 from glassformer.attention.depthwise import needs_whole_grid
 from glassformer.attention.mixer import needs_whole_texts
 from glassformer.config import Config, require
@@ -27,7 +28,7 @@ from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
 from glassformer.provenance import ModelNote
 from glassformer.provenance.digest import digest
-from glassformer.trace import Foreign, Site, SiteTable, Tape
+from glassformer.trace import Foreign, Shares, Site, SiteTable, Tape
 from glassformer.words import Sentence, sentence
 
 # what logits at a position are of: the token behind it or at it, a class of the whole text or of the token at it, of
@@ -214,6 +215,10 @@ class Model(nn.Module):
         self.generation = NO_RULES
         self.checkpoint_notes: tuple[ModelNote, ...] = ()
         self.name = name
+        # where processes share values of its sites
+        self.shares: Shares | None = None
+        # where processes share positions of what it reads
+        self.spread: Spread | None = None
         self._coordinate_names: tuple[str, ...] = ()
 
     @property

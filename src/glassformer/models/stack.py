@@ -219,9 +219,9 @@ def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str)
     modules = [model]
     for module in modules:
         modules.extend(part for part in module._modules.values() if part is not None)
-    kept = model.__dict__.get("_site_table")
-    if kept is None or kept[0] != modules:
+    kept, shares = model.__dict__.get("_site_table"), getattr(model, "shares", None)
+    if kept is None or kept[0] != modules or kept[1].shares is not shares:
         own = {found.name: found for found in sites()}
-        kept = model.__dict__["_site_table"] = modules, SiteTable(own, splits_of(model))
+        kept = model.__dict__["_site_table"] = modules, SiteTable(own, splits_of(model), shares)
     table = kept[1]
     return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

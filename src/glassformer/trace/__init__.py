@@ -6,6 +6,7 @@ from glassformer.trace.foreign import Foreign, is_named, parts_of
 from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label, sites_of_heads
 from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
+from glassformer.trace.shares import Shares
 from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
 from glassformer.trace.splits import PartAxes, Split, splits_of, unsplit, with_splits, without_splits
 from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
@@ -29,6 +30,7 @@ __all__ = [
     "Request",
     "Scale",
     "Set",
+    "Shares",
     "Site",
     "SiteTable",
     "Split",

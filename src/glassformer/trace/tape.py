@@ -14,6 +14,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +25,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, 
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
+from glassformer.trace.shares import Shares
 from glassformer.trace.sites import Site, by_short_name, short_names
 from glassformer.trace.splits import Split, split_table
 
@@ -34,11 +36,18 @@ class SiteTable(dict[str, Site]):
     Args:
         sites: Those of the forward pass.
         splits: What tells the value of a site as parts, by the site's name; their sites come behind it.
+        shares: What makes whole values of those that a process has a part of; None where it has all.
     """
 
-    def __init__(self, sites: Mapping[str, Site] | None = None, splits: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        sites: Mapping[str, Site] | None = None,
+        splits: Mapping[str, Any] | None = None,
+        shares: Shares | None = None,
+    ) -> None:
         super().__init__(sites or {} if not splits else {one.name: one for one in split_table(sites or {}, splits)})
         self.splits: Mapping[str, Any] = splits or {}
+        self.shares = shares
         self.parts = {name: [one.name for one in self.values() if one.whole == name] for name in self.splits}
         # every tape of a model asks for much the same
         self._matched: dict[str, list[str]] = {}
@@ -266,6 +275,11 @@ class Tape:
         return sorted({entry for edit in self.edits.get(name, ()) for entry in edit.entries(axis, size)})
 
     def visit(self, name: str, value: Tensor) -> Tensor:
+        if self.table.shares is None or not self.wants(name):
+            return self._visited(name, value)
+        return self.table.shares.visited(value, self.table[name], partial(self._visited, name))
+
+    def _visited(self, name: str, value: Tensor) -> Tensor:
         for edit in self.edits.get(name, ()):
             value = (
                 edit(value, self.table[name], self._earlier(edit, name))

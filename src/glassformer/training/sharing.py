@@ -29,7 +29,7 @@ class Sharing(Protocol):
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """How many shares the rows of a batch have; several processes may have one together."""
         ...
 
     def first(self, name: str, action: Callable[[], Made]) -> Made:
@@ -41,12 +41,12 @@ class Sharing(Protocol):
         ...
 
     def totals(self, *numbers: int | float) -> list[float]:
-        """Sums over all processes of numbers that each has."""
+        """Sums over shares of numbers that each process has; those of one share have the same."""
         ...
 
     @property
     def mean(self) -> Callable[[float], float] | None:
-        """Mean over processes of a number that each has; None for one process."""
+        """Mean over shares of a number that each process has; None for one process."""
         ...
 
     def dropout(self, batch: Batch, rows: int) -> AbstractContextManager[Any]:

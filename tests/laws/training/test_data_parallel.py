@@ -2,7 +2,6 @@
 
 import os
 import socket
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,17 +9,16 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from glassformer.attention import Rope
 from glassformer.data import Repeat
 from glassformer.errors import ConfigError, GlassformerError
 from glassformer.models import DecoderConfig, Mlp, block, repeat
-from glassformer.testing import close
-from glassformer.training import Progress, TrainConfig, read_metrics, train
+from glassformer.training import Progress, TrainConfig, train
 from glassformer.training.parallel import Mesh, processes
 from glassformer.training.parallel.processes import own_device
 from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between
+from mesh_runs import run, runs, same_as_one
 from ranks import on_processes
 
 DROPS = block(n_heads=2, positions=Rope(), mlp=Mlp(24, dropout=0.1), bias=True, dropout=0.1, attn_dropout=0.1)
@@ -30,65 +28,15 @@ DATA = Repeat(batch_size=5, length=12, unit_min=2, unit_max=4, vocab_size=20)
 RECIPE = TrainConfig(
     MODEL, DATA, steps=20, log_every=1, evaluate_every=10, evaluate_batches=2, save_every=20, accumulate=2
 )
-FILES = ("model.safetensors", "optimizer.safetensors")
-
-
-def run(folder: Path, mesh: Mesh | None, until: int | None = None, **changes: Any) -> None:
-    """Train in double precision, up to a step where somebody stops it."""
-
-    def stop(progress: Progress) -> None:
-        if progress.step == until:
-            raise KeyboardInterrupt
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            train(RECIPE.replace(**changes), folder, mesh=mesh, report=stop)
-    except KeyboardInterrupt:
-        assert until is not None
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def runs(folder: Path, ranks: int, changes: dict[str, Any]) -> None:
-    """One run without a stop, one that goes on on the same mesh, and one that another mesh goes on with."""
-    mesh = Mesh(dp=ranks)
-    run(folder / "straight", mesh, **changes)
-    run(folder / "resumed", mesh, until=7, **changes)
-    run(folder / "resumed", mesh, **changes)
-    run(folder / "elsewhere", mesh, until=7, **changes)
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {
-        f"{name} {key}": value for name in FILES for key, value in load_file(folder / "step-00000020" / name).items()
-    }
-
-
-def same(folder: Path, other: Path) -> None:
-    ours, theirs = tensors(folder), tensors(other)
-    assert ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        close(ours[key], value, 1e-9)
-    for found, wanted in zip(read_metrics(folder), read_metrics(other), strict=True):
-        assert found.keys() == wanted.keys()
-        numbers = {name: value for name, value in wanted.items() if name not in ("seconds", "heldout_on")}
-        assert {name: found[name] for name in numbers} == pytest.approx(numbers, rel=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])
 def test_processes_train_what_one_trains_and_go_on_on_any_mesh(ranks: int, tmp_path: Path) -> None:
     # three ranks have no row each of two
-    changes = {"accumulate": 1} if ranks == 3 else {}
-    found = on_processes(ranks, runs, tmp_path, ranks, changes)
+    recipe = RECIPE.replace(accumulate=1) if ranks == 3 else RECIPE
+    found = on_processes(ranks, runs, recipe, tmp_path, Mesh(dp=ranks))
     assert found == [(None,)] * ranks, found
-    run(tmp_path / "one", None, **changes)
-    run(tmp_path / "elsewhere", None, **changes)
-    same(tmp_path / "straight", tmp_path / "one")
-    same(tmp_path / "elsewhere", tmp_path / "one")
-    straight, resumed = tensors(tmp_path / "straight"), tensors(tmp_path / "resumed")
-    assert all(torch.equal(resumed[key], value) for key, value in straight.items())
+    same_as_one(recipe, tmp_path)
 
 
 def refused(folder: Path) -> dict[str, str]:
@@ -104,14 +52,14 @@ def refused(folder: Path) -> dict[str, str]:
     }
     for name, (mesh, changes) in cases.items():
         try:
-            run(folder / "used" if name == "used" else folder / name, mesh, **changes)
+            run(RECIPE.replace(**changes), folder / "used" if name == "used" else folder / name, mesh)
         except GlassformerError as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found
 
 
 def test_meshes_and_recipes_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None:
-    run(tmp_path / "used", None, steps=1)
+    run(RECIPE.replace(steps=1), tmp_path / "used", None)
     both = [value[0] for value in on_processes(2, refused, tmp_path)]
     assert both[0] == both[1]
     said = both[0]
@@ -180,9 +128,14 @@ def test_a_rank_computes_on_the_device_of_its_number_on_the_machine() -> None:
 
 
 def test_a_mesh_is_read_from_a_text() -> None:
-    assert Mesh.read("dp=2") == Mesh(dp=2) and str(Mesh.read(" dp = 4")) == "dp=4"
+    assert Mesh.read("dp=2") == Mesh(dp=2) and str(Mesh.read(" dp = 4")) == "dp=4" and str(Mesh()) == "dp=1"
+    assert (
+        Mesh.read("tp=3, dp=2") == Mesh(dp=2, tp=3)
+        and str(Mesh(dp=2, tp=3)) == "dp=2,tp=3"
+        and Mesh(2, 3, 2).size == 12
+    )
     for text, message in {
-        "ddp=2": 'no axis "ddp". Nearest: "dp". Axes: dp, cp, tp.',
+        "pd=2": 'no axis "pd". Nearest: "dp". Axes: dp, cp, tp.',
         "dp=2,dp=2": 'axis "dp" stands twice',
         "dp=two": 'a whole number of ranks, found "two"',
         "dp=0": 'a whole number of ranks, found "0"',

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.arguments import Amount, Count
-from glassformer.attention.context import Causal, Context, Documents, Padding
+from glassformer.attention.context import Causal, Context, Documents, Padding, Spread
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
@@ -55,6 +55,17 @@ class Lightning(MixerConfig, kind="lightning"):
     @property
     def turns_features(self) -> bool:
         return True
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def slopes_of(self, n_heads: int) -> tuple[float, ...]:
+        """Return the slope of each head."""
+        return self.slopes or tuple(2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads))
+
+    def of_heads(self, heads: range, n_heads: int) -> "Lightning":
+        return self.replace(slopes=self.slopes_of(n_heads)[heads.start : heads.stop])
 
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return mixer and merge of the papers' layer: z normed over all heads, then gated."""
@@ -137,16 +148,24 @@ class LightningMixer(Mixer, config=Lightning):
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
         return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_feature, dims.d_value, dtype=dtype))
 
+    def spread(self, q: Tensor, k: Tensor, v: Tensor, context: Context, spread: Spread) -> Tensor:
+        of_queries, of_keys, v = self._features(q, k, v, context)
+        return spread.linear(of_queries, of_keys, v, self.decay(of_queries), context.documents).to(q.dtype)
+
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context, memory: Tensor) -> tuple[Tensor, Tensor]:
+        of_queries, of_keys, v = self._features(q, k, v, context)
+        documents, memory = context.numbered(q.shape[-2]), memory.to(v.dtype)
+        z, memory = chunked(of_queries, of_keys, v, self.decay(of_queries), memory, self.config.chunk, documents)
+        return z.to(q.dtype), memory
+
+    def _features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys with padding hidden, and values as they meet, by head."""
         # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
-        dtype, k, v = q.dtype, per_query_head(self._activate(k), q), per_query_head(v, q)
+        k, v = per_query_head(self._activate(k), q), per_query_head(v, q)
         q, k = context.met(self._activate(q), k)
         real = context.real_keys(k.shape[-2], "lightning")
-        if real is not None:
-            k = k * real[:, None, :, None]
-        documents, memory = context.numbered(q.shape[-2]), memory.to(q.dtype)
-        z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory, self.config.chunk, documents)
-        return z.to(dtype), memory
+        k = k if real is None else k * real[:, None, :, None]
+        return q, k, v.to(q.dtype)
 
     def _activate(self, u: Tensor) -> Tensor:
         u = u.to(torch.promote_types(u.dtype, torch.float32))
@@ -154,8 +173,7 @@ class LightningMixer(Mixer, config=Lightning):
 
     def decay(self, like: Tensor) -> Float[Tensor, " head"]:
         """Return what each head keeps of its memory from one position to the next, on the device of `like`."""
-        heads = self.dims.n_heads
-        slopes = self.config.slopes or [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+        slopes = self.config.slopes_of(self.dims.n_heads)
         decay = torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp()
         # never below float32: 0.996 is 1 - 2^-8, and bfloat16 has eight bits
         return decay.to(torch.promote_types(like.dtype, torch.float32))

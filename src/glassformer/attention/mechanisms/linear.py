@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.arguments import Amount
-from glassformer.attention.context import Causal, Context, Documents, Padding
+from glassformer.attention.context import Causal, Context, Documents, Padding, Spread
 from glassformer.attention.kernels.chunked import chunked, chunked_flops
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
@@ -115,6 +115,13 @@ class Linear(FeatureWeights, kind="linear"):
     def divides(self) -> bool:
         return self.denominator
 
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def of_heads(self, heads: range, n_heads: int) -> "Linear":
+        return self
+
     def as_published(self, layer: int = 0) -> dict[str, Any]:
         """Return the mechanism and, without a denominator, NormAttention's norm, over all heads and without a gain."""
         return {"mixer": self} | ({} if self.denominator else {"merge": Merge(norm="all", gain=False)})
@@ -180,6 +187,11 @@ class FeatureMixer(Mixer):
         features = self.features(q, k, v, context)
         z, memory = self._chunks(*features, state.memory.to(features[0].dtype), context)
         return z.to(q.dtype), LinearState(memory)
+
+    def spread(self, q: Tensor, k: Tensor, v: Tensor, context: Context, spread: Spread) -> Tensor:
+        of_queries, of_keys, summed = self.features(q, k, v, context)
+        total = spread.linear(of_queries, of_keys, summed, self.decay(of_queries), context.documents)
+        return self._mixed_values(total).to(q.dtype)
 
     def _chunks(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         total, memory = chunked(q, k, v, self.decay(q), memory, documents=context.numbered(q.shape[-2]))

@@ -29,7 +29,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.attention.context import Context
+from glassformer.attention.context import Context, Spread
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.scores import products
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
@@ -62,6 +62,13 @@ class Softmax(SoftmaxWeights, kind="softmax"):
         {"temperature": AdaptiveTemperature()},
     )
 
+    @property
+    def spreads(self) -> bool:
+        return self.window is None and self.cap is None and not self.sinks and self.temperature is None
+
+    def of_heads(self, heads: range, n_heads: int) -> "Softmax | None":
+        return self if not self.sinks and self.temperature is None else None
+
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """A closed form where all pairs are met: a pass without numbers loads torch's compiler first."""
         if self.window is None and not self.sinks:
@@ -84,5 +91,8 @@ class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):
         self, q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch head key d_head"], context: Context
     ) -> Float[Tensor, "batch head query key"]:
         return products(self.queries(q, context) * self.scale, k, context)
+
+    def spread(self, q: Tensor, k: Tensor, v: Tensor, context: Context, spread: Spread) -> Tensor:
+        return spread.softmax(q, k, v, self.scale, context.documents)
 
     mixed = SoftmaxWeightsMixer.fused

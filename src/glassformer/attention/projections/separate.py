@@ -136,6 +136,15 @@ class SeparateProjection(Projection):
             self.made[2] * traits.value_streams * dims.d_value,
         )
 
+    def rows_by_part(self, parts: int) -> Int[Tensor, " row"]:
+        """Return the rows of W_Q, W_K and W_V in another order: those of one part of the heads before the next part's.
+
+        Args:
+            parts: How many, each of as many neighbouring key heads and the query heads that read them.
+        """
+        of_each = [rows.chunk(parts) for rows in torch.arange(sum(self.widths)).split(self.widths)]
+        return torch.cat([rows[part] for part in range(parts) for rows in of_each])
+
     def forward(self, inputs: ProjectionInputs, kept: Any = None) -> tuple[Projected, Any]:
         made, kept = self.before_rotation(self.heads(inputs.query, inputs.key, inputs.value), inputs, kept)
         return self.placed(made, inputs), kept

@@ -6,5 +6,6 @@ from glassformer.training.parallel.plan import Plan, plan
 from glassformer.training.parallel.processes import leads
 from glassformer.training.parallel.ring import ring_attention
 from glassformer.training.parallel.shards import SequenceShards
+from glassformer.training.parallel.tensor import tensor_parallel
 
-__all__ = ["Mesh", "Plan", "SequenceShards", "lasp", "lasp_plus", "leads", "plan", "ring_attention"]
+__all__ = ["Mesh", "Plan", "SequenceShards", "lasp", "lasp_plus", "leads", "plan", "ring_attention", "tensor_parallel"]

@@ -1,12 +1,15 @@
 """How many processes share the work of a step, and how: a mesh, whose axes have names and sizes.
 
     dp=2     data parallel: each rank has some rows of every batch, and a share of weights, gradients and moments
-    cp=2     context parallel: each rank has some positions of every row, and a share of weights as with dp
-    tp=2     tensor parallel: each rank has some heads, neurons and tokens of the vocabulary of every layer
+    cp=2     context parallel: each rank has some positions of every text
+    tp=2     tensor parallel: each rank has some heads and neurons of every layer, and some tokens of the vocabulary
 
+Of a product, dp=2,tp=2, the ranks of one tp have the same rows, and numbers that follow each other. Weights, gradients
+and moments are in shards along cp, or along dp where there is no cp.
 Source of the names: PyTorch's DeviceMesh, and TorchTitan.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -21,8 +24,8 @@ class Mesh(Config):
 
     Args:
         dp: Ranks that share the rows of a batch.
-        cp: Ranks that share the positions of a row.
-        tp: Ranks that share the heads and neurons of a layer.
+        cp: Ranks that share the positions of texts.
+        tp: Ranks that share the heads, neurons and tokens of a model.
     """
 
     dp: Count = 1
@@ -32,7 +35,7 @@ class Mesh(Config):
     @classmethod
     @checked
     def read(cls, text: str) -> Self:
-        """The mesh of a text, `dp=2`, axes with commas between them.
+        """The mesh of a text, `dp=2` or `dp=2,tp=2`.
 
         Raises:
             ConfigError: An axis that there is none of, that stands twice, or whose size is no number of ranks.
@@ -52,8 +55,13 @@ class Mesh(Config):
     @property
     def size(self) -> int:
         """How many processes the mesh takes."""
-        return self.dp * self.cp * self.tp
+        return math.prod(self.axes.values())
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by the names of axes, the one first whose ranks lie furthest apart."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ",".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+        several = {name: size for name, size in self.axes.items() if size > 1}
+        return ",".join(f"{name}={size}" for name, size in (several or {"dp": 1}).items())

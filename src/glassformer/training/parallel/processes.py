@@ -61,7 +61,8 @@ class Ranks:
     @cached_property
     def devices(self) -> DeviceMesh:
         """The mesh as PyTorch has it."""
-        return init_device_mesh(self.device.type, (self.mesh.dp,), mesh_dim_names=("dp",))
+        axes = self.mesh.axes
+        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def totals(self, *numbers: int | float) -> list[float]:
         """Sums over all ranks of numbers that each has."""

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from glassformer.data import Batch
 from glassformer.errors import ConfigError
+from glassformer.training.parallel.shards import SequenceShards
 
 
 def rows_between(n: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -36,17 +37,19 @@ def shared_rows(batch: Batch, rank: int, ranks: int) -> Batch:
 
 
 class DropoutOfAllRows(TorchFunctionMode):
-    """Dropout, where it is on, by a mask that was drawn for all rows of a batch.
+    """Dropout, where it is on, by a mask that was drawn for all rows of a batch, and all their positions.
 
     Args:
         rows: How many rows all ranks have together.
         start: The first that this rank has.
         stop: The one behind its last.
+        shards: Which rank has which positions; None if each has all of its rows.
+        rank: This one, among those that share positions.
     """
 
-    def __init__(self, rows: int, start: int, stop: int) -> None:
+    def __init__(self, rows: int, start: int, stop: int, shards: SequenceShards | None = None, rank: int = 0) -> None:
         super().__init__()
-        self.rows, self.start, self.stop = rows, start, stop
+        self.rows, self.start, self.stop, self.shards, self.rank = rows, start, stop, shards, rank
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -59,6 +62,8 @@ class DropoutOfAllRows(TorchFunctionMode):
         assert not inplace and x.shape[0] == self.stop - self.start, "dropout is on rows of the batch"
         # masks are drawn in the order of memory: that of the whole has to be laid out as x is
         order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
-        shape = (self.rows, *x.shape[1:])
+        positions = x.shape[1:2] if self.shards is None else (self.shards.length,)
+        shape = (self.rows, *positions, *x.shape[2:])
         ones = x.new_ones([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(x.ndim)])
-        return x * F.dropout(ones, p, training)[self.start : self.stop]
+        mask = F.dropout(ones, p, training)[self.start : self.stop]
+        return x * (mask if self.shards is None else self.shards.shard(mask, self.rank, 1))

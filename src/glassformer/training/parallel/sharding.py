@@ -1,19 +1,24 @@
 """Weights and optimizer state in shards, one for each rank, put together for a block while it runs (FSDP2).
 
+Ranks that share layers have shards of their part of each, which stays a part while a block runs.
+
 What a run keeps, and what it is measured by, is the whole model: the leader has one beside its shard, into which all
 shards are gathered when it is asked for. A run's folder therefore knows nothing of meshes.
 Source: Zhao et al. 2023, "PyTorch FSDP" (2304.11277), section 3; Rajbhandari et al. 2020, "ZeRO" (1910.02054), stage 3.
 """
 
 import copy
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from glassformer.training.optim import OptimConfig
+from glassformer.training.parallel.spread import SharedPositions
+from glassformer.training.parallel.tensor import joined_rows, tensor_parallel
 from glassformer.training.sharing import Trained
 
 
@@ -25,41 +30,69 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
         optim: What the optimizer was built by.
         mesh: Who has the shards.
     """
-    model = copy.deepcopy(whole.model)
+    shared = mesh["tp"].size() > 1
+    orders = joined_rows(whole.model, mesh["tp"].size()) if shared else {}
+    model = tensor_parallel(whole.model, mesh["tp"]) if shared else copy.deepcopy(whole.model)
+    model.spread = SharedPositions(mesh["cp"]) if mesh["cp"].size() > 1 else None
+    # of two axes, FSDP copies shards along the first
+    shares = mesh[tuple(name for name in ("dp", "cp") if mesh[name].size() > 1) or ("dp",)]
     for stack in model.stacks.values():
         for block in stack.blocks:
-            fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=shares)
+    fully_shard(model, mesh=shares)
     register_fsdp_forward_method(model, "loss")
     optimizer = optim.build(model)
-    for ours, theirs in zip(model.parameters(), whole.model.parameters(), strict=True):
-        for name, value in whole.optimizer.state.get(theirs, {}).items():
-            optimizer.state[ours][name] = _like(ours, value)
+    wholes = dict(whole.model.named_parameters())
+    for name, ours in model.named_parameters():
+        for moment, value in whole.optimizer.state.get(wholes[name], {}).items():
+            optimizer.state[ours][moment] = _like(ours, value, orders.get(name))
     return Trained(model, optimizer)
 
 
-def gather(shards: Trained, whole: Trained | None) -> None:
-    """Put all shards together in a whole model and its optimizer; all ranks call it, and one has the whole."""
+def gather(shards: Trained, whole: Trained | None, mesh: DeviceMesh) -> None:
+    """Put all shards together in a whole model and its optimizer; all ranks call it, and one has the whole.
+
+    Args:
+        shards: What this rank has.
+        whole: The model and its optimizer, of the rank that has them.
+        mesh: As in `sharded`.
+    """
     # what ran last without a gradient has left some weights whole, which are not those that the optimizer knows
     shards.model.reshard()
-    parameters = list(shards.model.parameters())
-    wholes: list[nn.Parameter | None] = [None] * len(parameters) if whole is None else list(whole.model.parameters())
+    ranks = mesh["tp"].size()
+    wholes = {} if whole is None else dict(whole.model.named_parameters())
+    orders = {} if whole is None or ranks == 1 else joined_rows(whole.model, ranks)
     with torch.no_grad():
-        for ours, theirs in zip(parameters, wholes, strict=True):
+        for parameter, ours in shards.model.named_parameters():
             # by name: a state that was read from a file lies in an order of each process's own
             held = sorted(shards.optimizer.state.get(ours, {}).items())
             value, state = _full(ours), {name: _full(part) for name, part in held}
-            if whole is not None and theirs is not None:
-                theirs.copy_(value)
-                whole.optimizer.state[theirs] = state
+            if whole is not None:
+                back = orders[parameter].argsort() if parameter in orders else slice(None)
+                theirs = wholes[parameter]
+                theirs.copy_(value[back])
+                whole.optimizer.state[theirs] = {
+                    name: part[back] if part.shape == value.shape else part for name, part in state.items()
+                }
 
 
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
+def _like(parameter: Tensor, value: Tensor, order: Tensor | None) -> Tensor:
     """Return a whole tensor in shards as a parameter's are; a count of steps is everybody's."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value.clone()
-    # all ranks have the same: none sends it
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    own, mesh = value if order is None else value[order], parameter.device_mesh
+    # the part of a layer is cut before its shard is; all ranks have the same, so none sends it
+    for axis, placement in reversed([*enumerate(parameter.placements)]):
+        if not placement.is_replicate():
+            cut: Any = placement
+            size, rank = mesh.size(axis), mesh.get_local_rank(axis)
+            each = -(-own.shape[cut.dim] // size)
+            start = min(each * rank, own.shape[cut.dim])
+            own = own.narrow(cut.dim, start, min(each, own.shape[cut.dim] - start))
+    own = own.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(
+        own, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def _full(value: Tensor) -> Tensor:

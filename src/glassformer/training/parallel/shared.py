@@ -1,7 +1,8 @@
-"""Data parallel training: rows, weights and optimizer state shared among the ranks of a mesh.
+"""Training shared among the ranks of a mesh: rows, layers, weights and optimizer state.
 
-A rank's loss is that of its rows, times their share of the targets that count, times the number of ranks: the mean over
-ranks, which is what gradients are averaged to, is then the loss of the whole batch.
+A rank's loss is that of its rows, times their share of the targets that count, times the number of shares: the mean
+over shares, which is what gradients are averaged to, is then the loss of the whole batch. Ranks that share layers have
+the same rows, and count once.
 """
 
 import json
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.tensor.parallel import loss_parallel
 
 from glassformer.attention import Attention
 from glassformer.data import Batch
@@ -21,6 +23,7 @@ from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.processes import Ranks, joined
 from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between, shared_rows
 from glassformer.training.parallel.sharding import gather, sharded
+from glassformer.training.parallel.spread import SharedPositions
 from glassformer.training.sharing import Trained
 
 Made = TypeVar("Made")
@@ -47,11 +50,13 @@ def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["S
     with joined(mesh, device) as ranks:
         told = json.loads(config.identity())
         ranks.agree("recipe", {name: json_text(value, sort=True) for name, value in told.items()})
-        yield Shared(config, ranks)
+        # its way back is taken outside of the model
+        with loss_parallel() if mesh.tp > 1 else nullcontext():
+            yield Shared(config, ranks)
 
 
 class Shared:
-    """Data parallel ranks, for the training loop.
+    """The ranks of a mesh, for the training loop.
 
     Args:
         config: The recipe.
@@ -62,6 +67,7 @@ class Shared:
         self.config, self.ranks = config, ranks
         self.drops = any(rate > 0 for rate in _dropouts(config.model.to_dict()))
         self.drops_patterns = False
+        self.positions = SharedPositions(ranks.devices["cp"]) if ranks.mesh.cp > 1 else None
         self._whole: Trained | None = None
         self._shards: Trained | None = None
 
@@ -71,16 +77,17 @@ class Shared:
 
     @property
     def size(self) -> int:
-        return self.ranks.size
+        return self.ranks.mesh.dp * self.ranks.mesh.cp
 
     def first(self, name: str, action: Callable[[], Made]) -> Made:
         return self.ranks.first(name, action)
 
     def rows(self, batch: Batch) -> Batch:
-        return shared_rows(batch, self.ranks.rank, self.size)
+        batch = shared_rows(batch, self.ranks.devices.get_local_rank("dp"), self.ranks.mesh.dp)
+        return batch if self.positions is None else self.positions.batch(batch)
 
     def totals(self, *numbers: int | float) -> list[float]:
-        return self.ranks.totals(*numbers)
+        return [total / self.ranks.mesh.tp for total in self.ranks.totals(*numbers)]
 
     def mean(self, number: float) -> float:
         return self.totals(number)[0] / self.size
@@ -91,7 +98,13 @@ class Shared:
             return nullcontext()
         if self.drops_patterns and batch.documents is not None:
             raise self._refused("dropout on the patterns of packed documents")
-        return DropoutOfAllRows(rows, *rows_between(rows, self.ranks.rank, self.size))
+        # those that share positions have the same rows
+        rows //= self.ranks.mesh.cp
+        own = rows_between(rows, self.ranks.devices.get_local_rank("dp"), self.ranks.mesh.dp)
+        if self.positions is None:
+            return DropoutOfAllRows(rows, *own)
+        assert batch.documents is not None, "those of all positions"
+        return DropoutOfAllRows(rows, *own, self.positions.shards(batch.documents.shape[1]), self.positions.rank)
 
     def divided(self, whole: Trained) -> Trained:
         self._check(whole.model)
@@ -103,11 +116,24 @@ class Shared:
 
     def whole(self) -> Trained | None:
         assert self._shards is not None, "nothing is trained yet"
-        gather(self._shards, self._whole)
+        gather(self._shards, self._whole, self.ranks.devices)
         return self._whole
 
     def _check(self, model: Any) -> None:
         """Raise `ConfigError` for what is a function of all rows or all weights at once."""
+        if self.drops and self.ranks.mesh.tp > 1:
+            raise ConfigError(
+                f'mesh "{self.ranks.mesh}": the recipe has dropout, of which ranks that share layers would draw other '
+                "masks than one process. Set every dropout to 0, or let ranks share rows alone (dp)."
+            )
+        if self.positions is not None:
+            if model.reads_ahead() or model.reads_pairs:
+                raise ConfigError(
+                    f'mesh "{self.ranks.mesh}": ranks share the positions of texts that look back only, and the model '
+                    "reads both ways, or pairs. Let ranks share rows (dp)."
+                )
+            for layer in model.output_stack.parts():
+                layer.require_spread()
         if charged_sites(model):
             raise self._refused("charges for what its sub-layers do with a batch (experts)")
         if model.penalty() is not None:

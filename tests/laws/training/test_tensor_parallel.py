@@ -1,0 +1,114 @@
+"""Models that ranks share by heads, neurons and tokens, against one process: training, and sites of their passes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.attention import Alibi, Attention, Lightning, Linear, Merge, Rope, Separate, Softmax
+from glassformer.data import Repeat
+from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
+from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, RmsNorm, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.trace import Add, At, Scale
+from glassformer.training import TrainConfig
+from glassformer.training.parallel import Mesh, tensor_parallel
+from glassformer.training.parallel.processes import joined
+from mesh_runs import run, runs, same_as_one
+from ranks import on_processes
+
+# grouped keys and a gated MLP; heads of which each decays in its own way, and gates; tokens that do not divide
+GROUPED = block(n_heads=8, n_kv_heads=4, positions=Rope(), mlp=Mlp(24, gated=True, activation="silu"), norm=RmsNorm())
+FADING = Attention(
+    4, mixer=Lightning(), projection=Separate(bias=True), merge=Merge(bias=True, gate="sigmoid", gate_bias=True)
+)
+LAYERS = (GROUPED, BlockConfig((FADING, Mlp(8))), BlockConfig((Attention(4, mixer=Linear()),)))
+MODEL = DecoderConfig(21, 16, LAYERS, max_len=32, positions=Learned(), tied=False, unembed_bias=True, logit_cap=30.0)
+DATA = Repeat(batch_size=5, length=12, unit_min=2, unit_max=4, vocab_size=21)
+RECIPE = TrainConfig(
+    MODEL, DATA, steps=20, log_every=1, evaluate_every=10, evaluate_batches=2, save_every=20, accumulate=2
+)
+IDS = [[3, 1, 20, 7, 7], [0, 2, 4, 6, 8]]
+REFUSED = {
+    "dropout": MODEL.replace(embed_dropout=0.1),
+    "keys": MODEL.replace(layers=(block(n_heads=4, n_kv_heads=1),)),
+    "neurons": MODEL.replace(layers=(block(n_heads=4, mlp=Mlp(9)),)),
+}
+
+
+def trained(folder: Path, mesh: Mesh) -> dict[str, str]:
+    """What errors say of models that ranks cannot share; runs are left in the folder."""
+    runs(RECIPE, folder, mesh)
+    said = dict[str, str]()
+    for name, model in REFUSED.items():
+        try:
+            run(RECIPE.replace(model=model), folder / name, mesh)
+        except GlassformerError as error:
+            said[name] = str(error)
+    with joined(mesh, torch.device("cpu")) as ranks:
+        if mesh.size == mesh.tp:
+            taken_apart(ranks.devices["tp"])
+    return said
+
+
+def taken_apart(devices: Any) -> None:
+    """A pass over a model that ranks share has the sites, edits and gradients of one process's on each of them."""
+    whole = randomise(MODEL.build(1).double().eval())
+    part = tensor_parallel(whole, devices)
+    assert sum(p.to_local().numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
+    edits: list[Any] = [Scale("blocks.0.attn.z", 0.0, at=At(head=3)), Add("blocks.1.mlp.hidden", 1.0, at=At(neuron=5))]
+    for edit in ([], edits):
+        ours, theirs = (gf.run(model, IDS, read="*", edit=edit) for model in (part, whole))
+        assert [*ours] == [*theirs]
+        for name in theirs:
+            close(*(found[name].values.nan_to_num(neginf=0.0) for found in (ours, theirs)))
+        close(ours.logits, theirs.logits)
+    ours, theirs = (gf.run(model, IDS, read=["L0H3.pattern"]) for model in (part, whole))
+    close(ours["L0H3.pattern"].values, theirs["L0H3.pattern"].values)
+    names = ["blocks.0.attn.pattern", "blocks.0.mlp.hidden", "blocks.1.attn.value", "blocks.1.resid_pre"]
+    gradients = []
+    for model in (part, whole):
+        found = gf.run(model, IDS, read=names, grad=True)
+        gradients.append(torch.autograd.grad(found.logits.square().sum(), [found[name].values for name in names]))
+    for own, wanted in zip(*gradients, strict=True):
+        close(own, wanted)
+    close(gf.run(tensor_parallel(whole.float(), devices), IDS).logits, gf.run(whole, IDS).logits)
+    with pytest.raises(AnalysisUnavailable, match="layer 0: ranks share its heads"):
+        gf.run(part, IDS, edit=Scale("blocks.0.attn.query_in", 0.0, at=At(head=3)))
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(tp=2),
+        pytest.param(Mesh(tp=4), marks=pytest.mark.full),
+        pytest.param(Mesh(dp=2, tp=2), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_layers_train_and_show_what_one_process_does(mesh: Mesh, tmp_path: Path) -> None:
+    found = on_processes(mesh.size, trained, tmp_path, mesh)
+    assert all(isinstance(value, tuple) and value == found[0] for value in found), found
+    same_as_one(RECIPE, tmp_path)
+    (said,) = found[0]
+    assert "Set every dropout to 0" in said["dropout"]
+    assert f'"blocks.0.attn" has 4 heads that read 1 keys (n_kv_heads), and {mesh.tp} ranks' in said["keys"]
+    assert f'"blocks.0.mlp" has d_mlp=9 neurons, and {mesh.tp} ranks take as many each' in said["neurons"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (Attention(4, mixer=Softmax(sinks=True)), 'mixer "softmax", as set here, holds heads together'),
+        (Attention(4, positions=Alibi()), 'positions "alibi", as set here'),
+        (Attention(4, projection=Separate(qk_norm=True)), 'projection "separate", as set here'),
+        (Attention(4, merge=Merge(norm="head")), "merge, as set here"),
+    ],
+)
+def test_slots_that_hold_heads_together_are_not_shared(attention: Attention, message: str) -> None:
+    layer = attention.build(16, 32, 0, "blocks.0.attn")
+    with pytest.raises(ConfigError, match=message):
+        layer.take_part(0, 2)
