@@ -95,7 +95,7 @@ def _of_blocks(
 ) -> Counter[str]:
     layers = {f"{stack}_layers" if stack else "layers": some for stack, some in blocks.items()}
     with torch.device("meta"):
-        model = config.replace(**layers).build().train()
+        model: Any = config.replace(**layers).build().train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         # as a CPU's, which has fused kernels; the meta device has none
         model.to_empty(device="cpu")

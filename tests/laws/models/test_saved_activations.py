@@ -33,7 +33,7 @@ TABLES = 2 * (512 - LENGTH) * 4 * 4
 
 def stepped(config: ModelConfig, rows: int = ROWS, length: int = LENGTH) -> tuple[Any, Any]:
     """A model that trains, and its loss on a batch."""
-    model = config.build().train()
+    model: Any = config.build().train()
     ids = torch.randint(50, (rows, length))
     batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), source=ids if model.reads_pairs else None)
     return model, lambda: model.loss(batch)

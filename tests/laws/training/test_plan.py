@@ -87,7 +87,8 @@ def along_texts() -> list[tuple[int, int]]:
     found = []
     for n in LENGTHS:
         shards, sent = SequenceShards.zigzag(n, ranks), []
-        for mix, heads in ((ring_attention, DIMS.n_kv_heads), (lasp_plus, DIMS.n_heads)):
+        mechanisms: list[tuple[Any, int]] = [(ring_attention, DIMS.n_kv_heads), (lasp_plus, DIMS.n_heads)]
+        for mix, heads in mechanisms:
             sizes = ((DIMS.n_heads, DIMS.d_head), (heads, DIMS.d_head), (heads, DIMS.d_value))
             own = len(shards.positions(rank))
             q, k, v = (torch.randn(2, h, own, d, requires_grad=True) for h, d in sizes)

@@ -35,9 +35,9 @@ def _memory(result: Plan) -> RenderableType:
         grid.add_row(spoken(part), bytes_said(number), f"{number / result.held:.1%}")
     grid.add_section()
     grid.add_row(spoken("total"), bytes_said(result.held), "")
-    grid.add_row(spoken("when a run begins"), bytes_said(result.beginning), "")
-    grid.add_row(spoken("when a run goes on"), bytes_said(result.resuming), "")
-    grid.add_row(spoken("what a rank has"), bytes_said(result.capacity), "")
+    grid.add_row(spoken("when a run begins"), bytes_said(float(result.beginning)), "")
+    grid.add_row(spoken("when a run goes on"), bytes_said(float(result.resuming)), "")
+    grid.add_row(spoken("what a rank has"), bytes_said(float(result.capacity)), "")
     return grid
 
 

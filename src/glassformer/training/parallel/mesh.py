@@ -5,7 +5,7 @@
     tp=2     tensor parallel: each rank has some heads and neurons of every layer, and some tokens of the vocabulary
 
 Of a product, dp=2,tp=2, the ranks of one tp have the same rows, and numbers that follow each other. Weights, gradients
-and moments are in shards along cp, or along dp where there is no cp.
+and moments are in shards, one for each rank of dp and cp together.
 Source of the names: PyTorch's DeviceMesh, and TorchTitan.
 """
 

@@ -34,8 +34,7 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
     orders = joined_rows(whole.model, mesh["tp"].size()) if shared else {}
     model = tensor_parallel(whole.model, mesh["tp"]) if shared else copy.deepcopy(whole.model)
     model.spread = SharedPositions(mesh["cp"]) if mesh["cp"].size() > 1 else None
-    # of two axes, FSDP copies shards along the first
-    shares = mesh[tuple(name for name in ("dp", "cp") if mesh[name].size() > 1) or ("dp",)]
+    shares = _of_weights(mesh)
     for stack in model.stacks.values():
         for block in stack.blocks:
             fully_shard(block, mesh=shares)
@@ -74,6 +73,14 @@ def gather(shards: Trained, whole: Trained | None, mesh: DeviceMesh) -> None:
                 whole.optimizer.state[theirs] = {
                     name: part[back] if part.shape == value.shape else part for name, part in state.items()
                 }
+
+
+def _of_weights(mesh: DeviceMesh) -> DeviceMesh:
+    """Return who has shards of weights: the ranks of `dp` and `cp` in one row, since of two axes FSDP copies one."""
+    several = [name for name in ("dp", "cp") if mesh[name].size() > 1]
+    if len(several) < 2:
+        return mesh[several[0] if several else "dp"]
+    return mesh["dp", "cp"]._flatten("dp_cp")
 
 
 def _like(parameter: Tensor, value: Tensor, order: Tensor | None) -> Tensor:
