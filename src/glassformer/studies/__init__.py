@@ -15,6 +15,7 @@ STUDIES = (
     "eviction",
     "facts_in_mlps",
     "gpt3_accounting",
+    "hopfield_capacity",
     "induction_by_mechanism",
     "induction_heads",
     "induction_variable",
