@@ -20,7 +20,13 @@ from glassformer.dynamics import (
     BinaryMemory,
     ContinuousMemory,
     NeuronAstrocyteNetwork,
+    VectorSpins,
+    draw_prompts,
     expected_wrong_bits,
+    mean_field,
+    mean_field_step,
+    spins_of,
+    spontaneous_order,
     wrong_bits,
 )
 from glassformer.figures import Panel, draw
@@ -39,7 +45,7 @@ def main(pages: list[str]) -> None:
         picture = io.BytesIO()
         draw(panels).savefig(picture, dpi=80)
         # few colours are a third of the bytes
-        Image.open(picture).convert("RGB").quantize(96).save(FOLDER / f"{page}.png", optimize=True)
+        Image.open(picture).convert("RGB").quantize(256).save(FOLDER / f"{page}.png", optimize=True)
         SEEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -92,7 +98,52 @@ def associative_memory() -> View:
     }  # fmt: skip
 
 
-VIEWS: dict[str, Callable[[], View]] = {"associative-memory": associative_memory}
+def spins() -> View:
+    """Order by temperature, and magnetisation in context."""
+    n, d, coupling = 48, 8, 0.5
+    # none at the critical temperature itself, where equations never come to rest
+    ratios = [0.05 + 0.1 * i for i in range(16)]
+    couplings = (torch.ones(n, n, dtype=torch.float64) - torch.eye(n, dtype=torch.float64)) * coupling / n
+    critical = n / (2 * coupling * (n - 1))
+    none, begun = torch.zeros(n, d, dtype=torch.float64), torch.ones(n, d, dtype=torch.float64)
+    found, theory = [], []
+    for ratio in ratios:
+        means = mean_field(none, couplings, critical / ratio, start=begun)
+        found.append(float(means.mean(0).square().mean()))
+        theory.append(spontaneous_order(coupling, n, critical / ratio))
+    by_temperature = Labelled(torch.tensor([found, theory]), ("of", "threshold"),
+                              {"of": ["equations solved", "1 - T / T_c"],
+                               "threshold": [round(ratio, 2) for ratio in ratios]})  # fmt: skip
+    off = max(abs(a - b) for a, b in zip(found, theory))
+
+    drawn = 0.3 * normal(6, 6) / 6**0.5
+    system, fields = VectorSpins((drawn + drawn.mT) / 2 * (1 - torch.eye(6)), 1.3), normal(6, 32, seed=1)
+    solved, reaction = system.magnetisations(fields), system.reaction(fields)
+    tap = (mean_field_step(solved, fields, system.couplings, 1.3, reaction) - solved).abs().max()
+    naive = (mean_field(fields, system.couplings, 1.3) - solved).norm() / solved.norm()
+
+    width, pairs, prompts = 6, 12, 12_000
+    limit = torch.eye(width, dtype=torch.float64) / (1 + (width + 1) / pairs)
+    fresh, panels, errors, known = draw_prompts(4000, pairs, width, n_prompts=4000, seed=9), [], {}, limit
+    for tasks in (width, prompts):
+        spins = spins_of(draw_prompts(tasks, pairs, width, n_prompts=prompts))
+        known = spins.magnetisations().reshape(width, width)
+        errors[tasks] = float((fresh.predicted(known) - fresh.answer).square().sum() / fresh.answer.square().sum())
+        panels.append(Panel(f"mean weights, {tasks:,} tasks", Labelled(known, ("query", "key")), signed=True))
+    return [Panel("order by temperature, T / T_c", by_temperature), *panels], {
+        f"order against 1 - T / T_c, {len(ratios)} temperatures": f"at most {off:.1g} apart",
+        "steepest descent put into the TAP equations, largest change": f"{float(tap):.1g}",
+        "naive mean field against steepest descent, relative": f"{float(naive):.2g}",
+        "mean weights of many tasks against the one matrix for all, largest difference": (
+            f"{float((known - limit).abs().max()):.2g}"
+        ),
+    } | {
+        f"error on new tasks after {tasks:,} tasks, of what guessing zero has": f"{error:.2f}"
+        for tasks, error in errors.items()
+    }
+
+
+VIEWS: dict[str, Callable[[], View]] = {"associative-memory": associative_memory, "spins": spins}
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ STUDIES = (
     "sparse_probing",
     "sparse_probing_toys",
     "sparse_probing_widths",
+    "spin_magnetisation",
     "state_cost",
     "superposition",
     "synthesizer",
