@@ -6,6 +6,8 @@ Of each view a picture, `docs/images/theory/PAGE.png`, and numbers in words, in 
 tables` puts on its page. All of it takes a minute; what takes longer is a study.
 """
 
+import heapq
+import inspect
 import io
 import json
 import sys
@@ -16,17 +18,25 @@ import torch
 from PIL import Image
 from torch.nn.functional import elu
 
+import glassformer as gf
 from glassformer.dynamics import (
     BinaryMemory,
     ContinuousMemory,
     NeuronAstrocyteNetwork,
+    ParticleFlow,
     VectorSpins,
+    clusters,
     draw_prompts,
+    equal_angles,
     expected_wrong_bits,
     mean_field,
     mean_field_step,
+    merged,
+    merging_time,
+    on_sphere,
     spins_of,
     spontaneous_order,
+    token_cosines,
     wrong_bits,
 )
 from glassformer.figures import Panel, draw
@@ -143,7 +153,61 @@ def spins() -> View:
     }
 
 
-VIEWS: dict[str, Callable[[], View]] = {"associative-memory": associative_memory, "spins": spins}
+def particles() -> View:
+    """Phases by temperature and time, clusters that wait, and the tokens of a text by depth."""
+    n, length, times, betas = 32, 0.1, 120, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    panels, when = [], {}
+    for d in (2, 128):
+        rows = []
+        for beta in betas:
+            flow, x, shares = ParticleFlow(beta), on_sphere(4, n, d), []
+            for step in range(2 * times + 1):
+                if step % 10 == 0:
+                    shares.append(float(merged(x).mean()))
+                x = flow.layer(x, length)
+            rows.append(shares)
+            if d == 128 and beta in (1.0, 4.0, 6.0):
+                when[beta] = next(i for i, share in enumerate(shares) if share >= 0.5)
+        by_time = Labelled(torch.tensor(rows), ("beta", "time"), {"beta": betas, "time": list(range(len(rows[0])))})
+        panels.append(Panel(f"share of pairs merged, {d} dimensions", by_time, of_a_whole=True))
+    flow, x = ParticleFlow(9.0), on_sphere(40, n, 2)
+    counts = [float(clusters(y).double().mean()) for y in flow.flow(x, 100, 0.5)[::4]]
+    of_time = Labelled(torch.tensor(counts), ("time",), {"time": list(range(0, 51, 2))})
+    panels.append(Panel("clusters in the plane, beta = 9", of_time))
+    text, names = inspect.getsource(heapq), ("gpt-4l", "hybrid-4l", "encoder-4l")
+    rows, facts = {}, {}
+    for name in names:
+        model = gf.load(name)
+        ids = model.tokenizer.encode(text)[:96]
+        for label, read in ((name, model), (f"{name}, drawn anew", model.config.build(0))):
+            cosines = token_cosines(read, ids).values
+            rows[label] = ((cosines.sum((-2, -1)) - len(ids)) / (len(ids) * (len(ids) - 1))).tolist()
+        facts[f"mean cosine of two tokens of {name}, before the first layer and behind the last"] = (
+            f"{rows[name][0]:.2f}, {rows[name][-1]:.2f}; weights drawn anew {rows[label][0]:.2f}, {rows[label][-1]:.2f}"
+        )
+    by_depth = Labelled(torch.tensor(list(rows.values())), ("model", "depth"), {"model": list(rows)})
+    panels.append(Panel("mean cosine of two tokens of a text", by_depth))
+    start, off = torch.eye(8, 16, dtype=torch.float64), ~torch.eye(8, dtype=torch.bool)
+    path = ParticleFlow(2.0).flow(start, 100, 0.02)[-1]
+    apart = ((path @ path.mT)[off] - equal_angles([2.0], 2.0, 8)).abs().max()
+    return panels, {
+        "tokens at equal angles against the one equation, largest difference of cosines": f"{float(apart):.1g}",
+        **{
+            f"half of all pairs merged in 128 dimensions, beta = {beta:g}": (
+                f"by time {time}; theory has angles merge at {merging_time(beta, n):.1f}"
+            )
+            for beta, time in when.items()
+        },
+        "clusters in the plane at beta = 9, at times 20, 30, 50": ", ".join(f"{counts[i]:.1f}" for i in (10, 15, 25)),
+        **facts,
+    }
+
+
+VIEWS: dict[str, Callable[[], View]] = {
+    "associative-memory": associative_memory,
+    "spins": spins,
+    "particles": particles,
+}
 
 
 if __name__ == "__main__":

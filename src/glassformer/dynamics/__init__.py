@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     )
     from glassformer.dynamics.implicit import fixed_point
     from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
+    from glassformer.dynamics.particles import (
+        ParticleFlow,
+        clusters,
+        equal_angles,
+        leaders,
+        merged,
+        merging_time,
+        on_sphere,
+    )
     from glassformer.dynamics.spins import (
         VectorSpins,
         binary_magnetisations,
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
         spin_norm,
         spontaneous_order,
     )
+    from glassformer.dynamics.tokens import token_cosines
 
 _HOMES = {
     "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
@@ -40,6 +50,7 @@ _HOMES = {
     ],
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
+    "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
     "spins": [
         "VectorSpins",
         "binary_magnetisations",
@@ -48,6 +59,7 @@ _HOMES = {
         "spin_norm",
         "spontaneous_order",
     ],
+    "tokens": ["token_cosines"],
 }
 
 __all__ = [
@@ -55,20 +67,28 @@ __all__ = [
     "ContinuousMemory",
     "NeuronAstrocyteNetwork",
     "PairSpins",
+    "ParticleFlow",
     "Prompts",
     "Tripartite",
     "VectorSpins",
     "binary_magnetisations",
     "capacity",
+    "clusters",
     "draw_prompts",
+    "equal_angles",
     "expected_capacity",
     "expected_wrong_bits",
     "fixed_point",
+    "leaders",
     "mean_field",
     "mean_field_step",
+    "merged",
+    "merging_time",
+    "on_sphere",
     "spin_norm",
     "spins_of",
     "spontaneous_order",
+    "token_cosines",
     "wrong_bits",
 ]
 
