@@ -41,6 +41,7 @@ from glassformer.dynamics import (
 )
 from glassformer.figures import Panel, draw
 from glassformer.labelled import Labelled
+from glassformer.studies import consensus_theorems
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
 SEEN = FOLDER / "seen.json"
@@ -203,10 +204,35 @@ def particles() -> View:
     }
 
 
+def asymptotics() -> View:
+    """Distances from where theorems have tokens end, with all that they ask and without."""
+    cases: dict[str, list[str]] = {"as asked": [], "one hypothesis dropped": []}
+    for case in consensus_theorems.STUDY.grid["case"]:
+        cases["as asked" if len(str(case)) == 3 else "one hypothesis dropped"].append(str(case))
+    until, every, panels, facts = 40.0, 20, [], {}
+    for label, names in cases.items():
+        found = {name: consensus_theorems.checked_case(name, 0, until) for name in names}
+        rows = torch.stack([check.distance[::every].clamp_min(1e-16).log10() for check in found.values()])
+        times = [round(i * every * consensus_theorems.LENGTH) for i in range(rows.shape[1])]
+        distances = Labelled(rows, ("of", "depth"), {"of": list(found), "depth": times})
+        panels.append(Panel(f"{label}: distance, power of ten", distances))
+        for name, check in found.items():
+            lacks = [hypothesis for hypothesis, so in check.hypotheses.items() if not so]
+            told = f"lacks: {lacks[0]}" if lacks else "all is so that it asks"
+            facts[f"theorem {name}, distance at time {until:g}"] = f"{float(check.distance[-1]):.1e}; {told}"
+            if check.applies and check.potential is not None:
+                falling = Labelled(check.potential[::every], ("time",), {"time": times})
+                facts["largest rise of the potential of theorem 3.2 in a step"] = (
+                    f"{float(check.potential.diff().max()):.1g}"
+                )
+    return [*panels, Panel("potential of theorem 3.2", falling)], facts
+
+
 VIEWS: dict[str, Callable[[], View]] = {
     "associative-memory": associative_memory,
     "spins": spins,
     "particles": particles,
+    "asymptotics": asymptotics,
 }
 
 

@@ -9,6 +9,14 @@ from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
     from glassformer.dynamics.astrocytes import NeuronAstrocyteNetwork, Tripartite
+    from glassformer.dynamics.consensus import (
+        EllipsoidAttention,
+        EllipsoidHead,
+        TheoremCheck,
+        check_theorem,
+        hypotheses,
+        in_one_half,
+    )
     from glassformer.dynamics.hopfield import (
         BinaryMemory,
         ContinuousMemory,
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
+    "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
     "hopfield": [
         "BinaryMemory",
         "ContinuousMemory",
@@ -65,20 +74,26 @@ _HOMES = {
 __all__ = [
     "BinaryMemory",
     "ContinuousMemory",
+    "EllipsoidAttention",
+    "EllipsoidHead",
     "NeuronAstrocyteNetwork",
     "PairSpins",
     "ParticleFlow",
     "Prompts",
+    "TheoremCheck",
     "Tripartite",
     "VectorSpins",
     "binary_magnetisations",
     "capacity",
+    "check_theorem",
     "clusters",
     "draw_prompts",
     "equal_angles",
     "expected_capacity",
     "expected_wrong_bits",
     "fixed_point",
+    "hypotheses",
+    "in_one_half",
     "leaders",
     "mean_field",
     "mean_field_step",

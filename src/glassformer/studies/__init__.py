@@ -7,6 +7,7 @@ STUDIES = (
     "attention_on_attention",
     "balanced_experts",
     "concat_scores",
+    "consensus_theorems",
     "differential_distractors",
     "differential_needles",
     "dispersion",
