@@ -93,6 +93,10 @@ class TrainingDiverged(GlassformerError, ArithmeticError):
     """A loss or a gradient is not finite; the message names the step, what to change, a run's last good checkpoint."""
 
 
+class NotConverged(GlassformerError, ArithmeticError):
+    """An iteration has not come to rest; the message says how far it is from that, and what would help."""
+
+
 class RankLost(GlassformerError, RuntimeError):
     """A process of a mesh did not come, died or no longer answers; the message names its rank."""
 

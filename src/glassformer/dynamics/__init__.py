@@ -1,0 +1,110 @@
+"""Dynamics: the physical, continuous and computational views of a transformer, as code that runs.
+
+Each module is one view: its equation and source, the thing itself, and what of it can be checked.
+"""
+
+from typing import TYPE_CHECKING
+
+from glassformer.lazy import lazily
+
+if TYPE_CHECKING:
+    from glassformer.dynamics.astrocytes import NeuronAstrocyteNetwork, Tripartite
+    from glassformer.dynamics.consensus import (
+        EllipsoidAttention,
+        EllipsoidHead,
+        TheoremCheck,
+        check_theorem,
+        hypotheses,
+        in_one_half,
+    )
+    from glassformer.dynamics.hopfield import (
+        BinaryMemory,
+        ContinuousMemory,
+        capacity,
+        expected_capacity,
+        expected_wrong_bits,
+        wrong_bits,
+    )
+    from glassformer.dynamics.implicit import fixed_point
+    from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
+    from glassformer.dynamics.particles import (
+        ParticleFlow,
+        clusters,
+        equal_angles,
+        leaders,
+        merged,
+        merging_time,
+        on_sphere,
+    )
+    from glassformer.dynamics.spins import (
+        VectorSpins,
+        binary_magnetisations,
+        mean_field,
+        mean_field_step,
+        spin_norm,
+        spontaneous_order,
+    )
+    from glassformer.dynamics.tokens import token_cosines
+
+_HOMES = {
+    "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
+    "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
+    "hopfield": [
+        "BinaryMemory",
+        "ContinuousMemory",
+        "capacity",
+        "expected_capacity",
+        "expected_wrong_bits",
+        "wrong_bits",
+    ],
+    "implicit": ["fixed_point"],
+    "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
+    "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
+    "spins": [
+        "VectorSpins",
+        "binary_magnetisations",
+        "mean_field",
+        "mean_field_step",
+        "spin_norm",
+        "spontaneous_order",
+    ],
+    "tokens": ["token_cosines"],
+}
+
+__all__ = [
+    "BinaryMemory",
+    "ContinuousMemory",
+    "EllipsoidAttention",
+    "EllipsoidHead",
+    "NeuronAstrocyteNetwork",
+    "PairSpins",
+    "ParticleFlow",
+    "Prompts",
+    "TheoremCheck",
+    "Tripartite",
+    "VectorSpins",
+    "binary_magnetisations",
+    "capacity",
+    "check_theorem",
+    "clusters",
+    "draw_prompts",
+    "equal_angles",
+    "expected_capacity",
+    "expected_wrong_bits",
+    "fixed_point",
+    "hypotheses",
+    "in_one_half",
+    "leaders",
+    "mean_field",
+    "mean_field_step",
+    "merged",
+    "merging_time",
+    "on_sphere",
+    "spin_norm",
+    "spins_of",
+    "spontaneous_order",
+    "token_cosines",
+    "wrong_bits",
+]
+
+__getattr__, __dir__ = lazily(__name__, _HOMES)
