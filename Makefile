@@ -29,7 +29,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full --annotations al
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-share test-all test-gpu stress mutants check web docs tables applies families notebooks pictures patterns bench real format
+.PHONY: demo test test-share test-all test-gpu stress mutants check web docs tables applies families notebooks pictures patterns theory bench real format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -100,6 +100,11 @@ families: $(DEV)
 # trains a small model of every mechanism, and draws what one of its heads looks at
 patterns: $(DEV)
 	$(BIN)/python docs/make_patterns.py
+	$(BIN)/python docs/make_tables.py
+
+# computes and draws what pages on theory show
+theory: $(DEV)
+	$(BIN)/python docs/make_theory.py
 	$(BIN)/python docs/make_tables.py
 
 notebooks: $(DEV)

@@ -38,6 +38,7 @@ EXPLORER = ROOT / "benchmarks" / "results" / "explorer-x86_64-2-cores.json"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
 DICTIONARIES = ROOT / "benchmarks" / "results" / "dictionaries-x86_64-2-cores.json"
 REAL = ROOT / "benchmarks" / "results" / "real-models.json"
+THEORY = ROOT / "docs" / "images" / "theory" / "seen.json"
 GROUPS = ROOT / "docs" / "mechanism_groups.json"
 
 # the first figures of a card, and what they are called in each README; the card has them all
@@ -109,6 +110,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "docs" / "claims.md": {"claims": claims()},
         ROOT / "docs" / "server-api.md": server_api(),
         **{page: studies(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))},
+        **{page: theory(page) for page in sorted((ROOT / "docs" / "theory").glob("*.md")) if page.stem != "index"},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
         ROOT / "docs" / "real-models.md": {model: real(model) for model in ("smollm2", "gemma3", "minilm")},
     }  # fmt: skip
@@ -213,6 +215,12 @@ def studies(page: str) -> dict[str, str]:
         else f"{decided(report)}\n\n{_ran(report)}"
         for name, report in found.items()
     }
+
+
+def theory(page: Path) -> dict[str, str]:
+    """Return what was seen of a view, as `make theory` computed it, and what studies that its page names found."""
+    facts: dict[str, dict[str, str]] = json.loads(THEORY.read_text(encoding="utf-8"))
+    return {"seen": _table([("what", "seen"), *facts[page.stem].items()])} | studies(page.read_text(encoding="utf-8"))
 
 
 def _ran(report: dict[str, Any]) -> str:

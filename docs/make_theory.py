@@ -1,0 +1,70 @@
+"""Compute and draw what the pages on theory show (`make theory`).
+
+    python docs/make_theory.py [PAGE …]       all pages in docs/theory, or some of them
+
+Of each view a picture, `docs/images/theory/PAGE.png`, and numbers in words, in `seen.json` beside it, which `make
+tables` puts on its page. All of it takes a minute; what takes longer is a study.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from glassformer.dynamics import prompting
+from glassformer.figures import Panel, draw
+
+FOLDER = Path(__file__).resolve().parent / "images" / "theory"
+SEEN = FOLDER / "seen.json"
+View = tuple[Sequence[Panel], dict[str, str]]
+
+
+def main(pages: list[str]) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    known = json.loads(SEEN.read_text(encoding="utf-8")) if SEEN.exists() else {}
+    for page in pages or VIEWS:
+        panels, known[page] = VIEWS[page]()
+        picture = io.BytesIO()
+        draw(panels).savefig(picture, dpi=80)
+        # few colours are a third of the bytes
+        Image.open(picture).convert("RGB").quantize(96).save(FOLDER / f"{page}.png", optimize=True)
+        SEEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def prompted_programs() -> View:
+    """Length of chains of thought by the input's, and the digits that they take."""
+    lengths = [2, 4, 8, 16, 32, 64]
+    chains = prompting.chain_lengths(prompting.PROGRAMS, lengths)
+    programs = {name: prompting.compiled(found) for name, found in prompting.PROGRAMS.items()}
+    model = prompting.prompted_machine(500)
+    inputs = [[1, 0] * n for n in (1, 2, 3)]
+    wrong = {name: prompting.wrong_tokens(model, program, inputs) for name, program in programs.items()}
+    digits = [prompting.bits_needed(model, programs["parity"], bits) for bits in inputs]
+    return [Panel("tokens of chain of thought and output", chains)], {
+        "parameters of the decoder, its table of positions left out": (
+            f"{sum(p.numel() for name, p in model.named_parameters() if 'positions' not in name):,}, in "
+            f"{len(model.stack.blocks)} layers of width {model.config.d_model}"
+        ),
+        "tokens of the prompts": ", ".join(
+            f"{len(prompting.prompt_tokens(program))} ({name})" for name, program in programs.items()
+        ),
+        f"tokens that are not the interpreter's, inputs of {', '.join(str(len(bits)) for bits in inputs)} bits": (
+            ", ".join(f"{count} ({name})" for name, count in wrong.items())
+        ),
+        f"bits of significand that the chains for parity take, inputs of {', '.join(str(len(b)) for b in inputs)} bits": (
+            ", ".join(map(str, digits))
+        ),
+        f"tokens of the chain for an input of {lengths[-1]} bits over one of {lengths[-2]}": ", ".join(
+            f"{float(row[-1] / row[-2]):.2f} ({name})" for name, row in zip(programs, chains.values)
+        ),
+    }
+
+
+VIEWS: dict[str, Callable[[], View]] = {"prompting": prompted_programs}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
