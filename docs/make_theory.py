@@ -39,10 +39,11 @@ def prompted_programs() -> View:
     lengths = [2, 4, 8, 16, 32, 64]
     chains = prompting.chain_lengths(prompting.PROGRAMS, lengths)
     programs = {name: prompting.compiled(found) for name, found in prompting.PROGRAMS.items()}
-    model = prompting.prompted_machine(500)
+    model = prompting.prompted_machine(700)
     inputs = [[1, 0] * n for n in (1, 2, 3)]
+    longer = [[1, 0] * n for n in (1, 4, 10)]
     wrong = {name: prompting.wrong_tokens(model, program, inputs) for name, program in programs.items()}
-    digits = [prompting.bits_needed(model, programs["parity"], bits) for bits in inputs]
+    digits = [prompting.bits_needed(model, programs["not"], bits) for bits in longer]
     return [Panel("tokens of chain of thought and output", chains)], {
         "parameters of the decoder, its table of positions left out": (
             f"{sum(p.numel() for name, p in model.named_parameters() if 'positions' not in name):,}, in "
@@ -54,7 +55,7 @@ def prompted_programs() -> View:
         f"tokens that are not the interpreter's, inputs of {', '.join(str(len(bits)) for bits in inputs)} bits": (
             ", ".join(f"{count} ({name})" for name, count in wrong.items())
         ),
-        f"bits of significand that the chains for parity take, inputs of {', '.join(str(len(b)) for b in inputs)} bits": (
+        f"bits of significand that chains for not take, inputs of {', '.join(str(len(b)) for b in longer)} bits": (
             ", ".join(map(str, digits))
         ),
         f"tokens of the chain for an input of {lengths[-1]} bits over one of {lengths[-2]}": ", ".join(

@@ -5,6 +5,8 @@ length of its input, seeds draw the input. The chain of thought is the interpret
 digits it takes are found by rounding every number of the pass to fewer and fewer bits.
 """
 
+import math
+
 import torch
 
 from glassformer.dynamics.prompting import (
@@ -17,24 +19,27 @@ from glassformer.dynamics.prompting import (
     prompted_machine,
     wrong_tokens,
 )
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, slope, value, within
+from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, growth, value, within
 
 
 def run(case: Case) -> Measures:
     program = compiled(PROGRAMS[case["program"]])
-    bits = torch.randint(2, (2 ** case["doublings"],), generator=case.generator()).tolist()
+    bits = torch.randint(2, (case["length"],), generator=case.generator()).tolist()
     found = execute(program, bits)
     prompt, given = len(prompt_tokens(program)), len(input_tokens(bits))
     model = prompted_machine(prompt + given + len(found.chain))
+    tokens, digits = prompt + given + len(found.chain), bits_needed(model, program, bits)
     return {
         "wrong": float(wrong_tokens(model, program, [bits])),
         "chain": float(len(found.chain)),
-        "tokens_per_step": len(found.chain) / found.steps,
-        "tokens": float(prompt + given + len(found.chain)),
-        "bits": float(bits_needed(model, program, bits)),
+        "steps": float(found.steps),
+        "tokens": float(tokens),
+        "bits": float(digits),
+        "bits_over_logarithm": digits / math.log2(tokens),
     }
 
 
+LONG = value("bits", program="parity", length=32)
 EXACT = "the weights are set by hand, and do the same for every input"
 
 STUDY = Study(
@@ -44,17 +49,18 @@ STUDY = Study(
     "machines, O(log(n + t(n))) bits",
     question="Does one decoder run any program that a prompt says, and how many tokens and digits does it take?",
     run=run,
-    grid={"program": tuple(PROGRAMS), "doublings": (3, 4, 5)},
+    grid={"program": tuple(PROGRAMS), "length": (8, 16, 32)},
     scales={
-        "smoke": Scale(1, grid={"program": ("not", "parity"), "doublings": (1, 2)}),
+        "smoke": Scale(1, grid={"program": ("not", "parity"), "length": (2, 4)}),
         "small": Scale(5),
     },
     measures={
         "wrong": Measure("Tokens of chain of thought and output that are not the interpreter's"),
         "chain": Measure("Tokens of chain of thought and output"),
-        "tokens_per_step": Measure("Tokens of the chain for each instruction that is carried out"),
+        "steps": Measure("Instructions that are carried out"),
         "tokens": Measure("Tokens of prompt, input, chain of thought and output"),
         "bits": Measure("Least bits of significand with which no token is wrong", "bits"),
+        "bits_over_logarithm": Measure("These bits over the logarithm of tokens to base 2"),
     },
     claims=(
         *(
@@ -62,14 +68,15 @@ STUDY = Study(
                   within(0, 0), exact=EXACT)
             for name in PROGRAMS
         ),
-        Claim("parity-in-step", "A step of the machine for parity takes as many tokens whatever the input's length",
-              slope("tokens_per_step", "doublings", program="parity"), within(0.1, 0)),
-        Claim("addition-in-step", "So does one of the machine for addition",
-              slope("tokens_per_step", "doublings", program="addition"), within(0.1, 0)),
-        Claim("digits-grow", "Twice the input takes more digits", slope("bits", "doublings", program="parity"),
+        *(
+            Claim(f"linear-{name}", f"{name}: the chain grows as the steps of the machine do, which grow as its input",
+                  growth("chain", "length", program=name), within(0.1, 1))
+            for name in ("parity", "not", "addition")
+        ),
+        Claim("digits-grow", "Four times the input takes more digits", LONG - value("bits", program="parity", length=8),
               above(0.5)),
         Claim("digits-logarithm", "And no more than the three bits of n^3, the size of scores",
-              slope("bits", "doublings", program="parity"), below(3.0)),
+              value("bits_over_logarithm", program="parity", length=32), below(3.0)),
     ),
     differs=(
         "Positions are numbers that a table holds, and gated MLPs multiply; the paper has neither, and makes codes of "

@@ -89,16 +89,14 @@ def bits_needed(model: Decoder, program: Program, bits: Sequence[int]) -> int:
     return enough
 
 
-def chain_lengths(programs: Mapping[str, Sequence[Statement]], lengths: Sequence[int], seed: int = 0) -> Labelled:
-    """Tokens of the chain of thought by length of the input, `program length`, for random bits.
+def chain_lengths(programs: Mapping[str, Sequence[Statement]], lengths: Sequence[int]) -> Labelled:
+    """Tokens of the chain of thought by length of the input, `program length`, for inputs 0 1 0 1 …
 
     Args:
         programs: Statements by name, such as `PROGRAMS`.
         lengths: Bits of the inputs.
-        seed: Of the bits.
     """
-    generator = torch.Generator().manual_seed(seed)
-    inputs = [torch.randint(2, (length,), generator=generator).tolist() for length in lengths]
+    inputs = [[i % 2 for i in range(length)] for length in lengths]
     counts = [
         [float(len(execute(program, bits).chain)) for bits in inputs]
         for program in (compiled(statements) for statements in programs.values())

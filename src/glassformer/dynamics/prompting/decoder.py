@@ -178,12 +178,13 @@ def _fetch() -> Layer:
 
 
 def _cells() -> Layer:
+    given: Reading = {"place": 2.0, "output from": -2.0}
     # what a head looks for: the tape, n times the cell, and the cell
-    wanted: dict[str, tuple[str, Reading, Reading]] = {
-        t: (t, {f"n head {t}": 1.0}, {f"head {t}": 1.0}) for t in TAPES
-    } | {
-        "mark": ("A", {"n given": 1.0}, {"place": 2.0, "output from": -2.0}),
-        "bit": ("A", {"n given": 1.0, **N}, {"place": 2.0, "output from": -2.0, "one": 1.0}),
+    wanted: Mapping[str, tuple[str, Reading, Reading]] = {
+        "A": ("A", {"n head A": 1.0}, {"head A": 1.0}),
+        "B": ("B", {"n head B": 1.0}, {"head B": 1.0}),
+        "mark": ("A", {"n given": 1.0}, given),
+        "bit": ("A", {"n given": 1.0, **N}, {**given, "one": 1.0}),
     }
     reads = [
         Head(
