@@ -10,11 +10,13 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
+import torch
 from PIL import Image
 
-from glassformer.dynamics import prompting
+from glassformer.dynamics import circuit_decoder, circuit_widths, prompting, random_circuit, wrong_gates
 from glassformer.figures import Panel, draw
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
@@ -64,7 +66,31 @@ def prompted_programs() -> View:
     }
 
 
-VIEWS: dict[str, Callable[[], View]] = {"prompting": prompted_programs}
+def circuits() -> View:
+    """Width by the size of a circuit, and whether all gates are right."""
+    n, gates, seeds = 8, 250, 3
+    inputs = torch.tensor([*product((0, 1), repeat=n)])
+    widths = circuit_widths([24, 56, 120, 248, 504, 1016])
+    drawn = [random_circuit(n, gates, seed) for seed in range(seeds)]
+    decoders = [circuit_decoder(circuit) for circuit in drawn]
+    wrong = sum(wrong_gates(model, circuit, inputs) for model, circuit in zip(decoders, drawn))
+    halved = sum(wrong_gates(model.bfloat16(), circuit, inputs) for model, circuit in zip(decoders, drawn))
+    depths: list[int] = []
+    for circuit in drawn:
+        levels = [0] * n
+        for gate in circuit.gates:
+            levels.append(1 + max(levels[gate.first], levels[gate.second]))
+        depths.append(max(levels))
+    of = f"of {len(inputs) * gates * seeds:,} ({seeds} circuits of {gates} gates, all {len(inputs)} inputs)"
+    return [Panel("width of the decoder by inputs and gates", widths)], {
+        f"gates that are wrong {of}": f"{wrong}; with bfloat16 {halved}",
+        "gates on the longest path of each circuit": ", ".join(map(str, depths)),
+        "layers of the decoder": str(len(decoders[0].stack.blocks)),
+        "coordinates for each doubling": ", ".join(f"{step:g}" for step in widths.values.diff().tolist()),
+    }
+
+
+VIEWS: dict[str, Callable[[], View]] = {"prompting": prompted_programs, "circuits": circuits}
 
 
 if __name__ == "__main__":

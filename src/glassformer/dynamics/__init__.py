@@ -9,9 +9,36 @@ from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
     from glassformer.dynamics import prompting
+    from glassformer.dynamics.circuits import (
+        GATES,
+        Circuit,
+        Gate,
+        circuit_decoder,
+        circuit_widths,
+        gate_values,
+        gates_by_chain,
+        random_circuit,
+        wrong_gates,
+    )
 
-_HOMES: dict[str, list[str]] = {}
+_HOMES = {
+    "circuits": [
+        "GATES", "Circuit", "Gate", "circuit_decoder", "circuit_widths", "gate_values", "gates_by_chain",
+        "random_circuit", "wrong_gates",
+    ],
+}  # fmt: skip
 
-__all__ = ["prompting"]
+__all__ = [
+    "GATES",
+    "Circuit",
+    "Gate",
+    "circuit_decoder",
+    "circuit_widths",
+    "gate_values",
+    "gates_by_chain",
+    "prompting",
+    "random_circuit",
+    "wrong_gates",
+]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES, ["prompting"])
