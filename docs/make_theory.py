@@ -12,15 +12,32 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 
-from glassformer.dynamics import circuit_decoder, circuit_widths, prompting, random_circuit, wrong_gates
+import glassformer as gf
+from glassformer.dynamics import (
+    BlockField,
+    circuit_decoder,
+    circuit_widths,
+    fitted_orders,
+    integrate,
+    kept_numbers,
+    prompting,
+    random_circuit,
+    residual_gaps,
+    solve,
+    wrong_gates,
+)
 from glassformer.figures import Panel, draw
+from glassformer.labelled import Labelled
+from glassformer.models import Block
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
 SEEN = FOLDER / "seen.json"
+TEXT = "def add(a, b):\n    return a +"
 View = tuple[Sequence[Panel], dict[str, str]]
 
 
@@ -90,7 +107,64 @@ def circuits() -> View:
     }
 
 
-VIEWS: dict[str, Callable[[], View]] = {"prompting": prompted_programs, "circuits": circuits}
+def shipped_block(layer: int) -> Block:
+    """A block of gpt-4l, in float64."""
+    model: Any = gf.load("gpt-4l")
+    return model.double().stack.blocks[layer]
+
+
+def shipped_stream(layer: int) -> torch.Tensor:
+    """What it reads of a text."""
+    return gf.run(gf.load("gpt-4l"), TEXT, read=f"blocks.{layer}.resid_pre")[
+        f"blocks.{layer}.resid_pre"
+    ].values.double()
+
+
+def neural_ode() -> View:
+    """Gaps between residual networks and their equation, what gradients keep, and steps that adapt."""
+    first, last, x = shipped_block(1), shipped_block(2), shipped_stream(1)
+    field, depths = BlockField(first, last), [4, 8, 16, 32]
+    gaps = residual_gaps(field, x, depths, reference_steps=128)
+    orders = fitted_orders(gaps)
+
+    def kept(gradient: Any, steps: int) -> int:
+        return kept_numbers(lambda: solve(field, x, steps=steps, gradient=gradient).x)
+
+    ways = ["backpropagation", "adjoint"]
+    numbers = torch.tensor([[float(kept(way, n)) for n in depths[:3]] for way in ways])
+    exact = integrate(field, x, 64, "rk4").detach()
+    found = {tolerance: solve(field, x, tolerance=tolerance) for tolerance in (1e-2, 1e-4, 1e-6)}
+    weights = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parameter = first.mlp.output.weight
+    through, adjoint = (
+        torch.autograd.grad((solve(field, x, tolerance=1e-6, gradient=way).x * weights).sum(), [parameter])[0]
+        for way in ways
+    )
+    vectors = [torch.cat([p.flatten() for p in block.parameters()]) for block in (first, last)]
+    return [
+        Panel("distance from the equation", gaps),
+        Panel(
+            "numbers kept for gradients",
+            Labelled(numbers, ("gradient", "steps"), {"gradient": ways, "steps": depths[:3]}),
+        ),
+    ], {
+        "order of the distance, fitted": ", ".join(
+            f"{order:.2f} ({name})" for name, order in zip(orders.coords["method"], orders.values.tolist())
+        ),
+        "the field asked for, and distance from the equation, at tolerance": ", ".join(
+            f"{tolerance:g}: {solution.evaluations} times, {float((solution.x - exact).norm() / exact.norm()):.1e}"
+            for tolerance, solution in found.items()
+        ),
+        "gradient by the adjoint and by backpropagation, at tolerance 1e-06, distance over size": (
+            f"{float((through - adjoint).norm() / through.norm()):.1e}"
+        ),
+        "weights of blocks 1 and 2, distance over size of the first": (
+            f"{float((vectors[0] - vectors[1]).norm() / vectors[0].norm()):.2f}"
+        ),
+    }
+
+
+VIEWS: dict[str, Callable[[], View]] = {"prompting": prompted_programs, "circuits": circuits, "neural-ode": neural_ode}
 
 
 if __name__ == "__main__":

@@ -20,24 +20,36 @@ if TYPE_CHECKING:
         random_circuit,
         wrong_gates,
     )
+    from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
+    from glassformer.dynamics.steps import STEPS, fitted_orders, integrate
 
 _HOMES = {
     "circuits": [
         "GATES", "Circuit", "Gate", "circuit_decoder", "circuit_widths", "gate_values", "gates_by_chain",
         "random_circuit", "wrong_gates",
     ],
+    "continuous": ["BlockField", "OdeSolution", "kept_numbers", "residual_gaps", "solve"],
+    "steps": ["STEPS", "fitted_orders", "integrate"],
 }  # fmt: skip
 
 __all__ = [
     "GATES",
+    "STEPS",
+    "BlockField",
     "Circuit",
     "Gate",
+    "OdeSolution",
     "circuit_decoder",
     "circuit_widths",
+    "fitted_orders",
     "gate_values",
     "gates_by_chain",
+    "integrate",
+    "kept_numbers",
     "prompting",
     "random_circuit",
+    "residual_gaps",
+    "solve",
     "wrong_gates",
 ]
 
