@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         wrong_gates,
     )
     from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
+    from glassformer.dynamics.splitting import SCHEMES, ParticleTerms, particle_terms, split, splitting_gaps
     from glassformer.dynamics.steps import STEPS, fitted_orders, integrate
 
 _HOMES = {
@@ -29,16 +30,19 @@ _HOMES = {
         "random_circuit", "wrong_gates",
     ],
     "continuous": ["BlockField", "OdeSolution", "kept_numbers", "residual_gaps", "solve"],
+    "splitting": ["SCHEMES", "ParticleTerms", "particle_terms", "split", "splitting_gaps"],
     "steps": ["STEPS", "fitted_orders", "integrate"],
 }  # fmt: skip
 
 __all__ = [
     "GATES",
+    "SCHEMES",
     "STEPS",
     "BlockField",
     "Circuit",
     "Gate",
     "OdeSolution",
+    "ParticleTerms",
     "circuit_decoder",
     "circuit_widths",
     "fitted_orders",
@@ -46,10 +50,13 @@ __all__ = [
     "gates_by_chain",
     "integrate",
     "kept_numbers",
+    "particle_terms",
     "prompting",
     "random_circuit",
     "residual_gaps",
     "solve",
+    "split",
+    "splitting_gaps",
     "wrong_gates",
 ]
 
