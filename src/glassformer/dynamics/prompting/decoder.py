@@ -82,8 +82,7 @@ def answer(model: Decoder, program: Program, bits: Sequence[int]) -> tuple[int, 
         bits: The input.
 
     Raises:
-        ConfigError: The chain of thought does not end within the context.
-        TextError: The prompt does not fit into the context.
+        ConfigError: The prompt does not fit into the context, or the chain of thought does not end within it.
     """
     stop = TOKENS.index("$")
     made = generate(
