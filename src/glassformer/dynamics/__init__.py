@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
+    from glassformer.dynamics import prompting
     from glassformer.dynamics.astrocytes import NeuronAstrocyteNetwork, Tripartite
+    from glassformer.dynamics.circuits import (
+        GATES,
+        Circuit,
+        Gate,
+        circuit_decoder,
+        circuit_widths,
+        gate_values,
+        gates_by_chain,
+        random_circuit,
+        wrong_gates,
+    )
     from glassformer.dynamics.consensus import (
         EllipsoidAttention,
         EllipsoidHead,
@@ -17,6 +29,7 @@ if TYPE_CHECKING:
         hypotheses,
         in_one_half,
     )
+    from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
     from glassformer.dynamics.hopfield import (
         BinaryMemory,
         ContinuousMemory,
@@ -44,6 +57,8 @@ if TYPE_CHECKING:
         spin_norm,
         spontaneous_order,
     )
+    from glassformer.dynamics.splitting import SCHEMES, ParticleTerms, particle_terms, split, splitting_gaps
+    from glassformer.dynamics.steps import STEPS, fitted_orders, integrate
     from glassformer.dynamics.tokens import token_cosines
 
 _HOMES = {
@@ -69,16 +84,38 @@ _HOMES = {
         "spontaneous_order",
     ],
     "tokens": ["token_cosines"],
+    "circuits": [
+        "GATES",
+        "Circuit",
+        "Gate",
+        "circuit_decoder",
+        "circuit_widths",
+        "gate_values",
+        "gates_by_chain",
+        "random_circuit",
+        "wrong_gates",
+    ],
+    "continuous": ["BlockField", "OdeSolution", "kept_numbers", "residual_gaps", "solve"],
+    "splitting": ["SCHEMES", "ParticleTerms", "particle_terms", "split", "splitting_gaps"],
+    "steps": ["STEPS", "fitted_orders", "integrate"],
 }
 
 __all__ = [
+    "GATES",
+    "SCHEMES",
+    "STEPS",
     "BinaryMemory",
+    "BlockField",
+    "Circuit",
     "ContinuousMemory",
     "EllipsoidAttention",
     "EllipsoidHead",
+    "Gate",
     "NeuronAstrocyteNetwork",
+    "OdeSolution",
     "PairSpins",
     "ParticleFlow",
+    "ParticleTerms",
     "Prompts",
     "TheoremCheck",
     "Tripartite",
@@ -86,25 +123,40 @@ __all__ = [
     "binary_magnetisations",
     "capacity",
     "check_theorem",
+    "circuit_decoder",
+    "circuit_widths",
     "clusters",
     "draw_prompts",
     "equal_angles",
     "expected_capacity",
     "expected_wrong_bits",
+    "fitted_orders",
     "fixed_point",
+    "gate_values",
+    "gates_by_chain",
     "hypotheses",
     "in_one_half",
+    "integrate",
+    "kept_numbers",
     "leaders",
     "mean_field",
     "mean_field_step",
     "merged",
     "merging_time",
     "on_sphere",
+    "particle_terms",
+    "prompting",
+    "random_circuit",
+    "residual_gaps",
+    "solve",
     "spin_norm",
     "spins_of",
+    "split",
+    "splitting_gaps",
     "spontaneous_order",
     "token_cosines",
     "wrong_bits",
+    "wrong_gates",
 ]
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = lazily(__name__, _HOMES, ["prompting"])

@@ -20,8 +20,8 @@ MOST_BESIDE = 30  # characters of a label beside a bar, or above a panel
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
 UNITS = ("metric", "measure", "outcome")
-CURVES = ("count", "threshold", "depth", "step", "length")
-POWERS = ("length",)  # along which numbers grow as powers, so that both axes are logarithmic
+CURVES = ("count", "threshold", "depth", "step", "length", "steps")
+POWERS = ("length", "steps")  # along which numbers grow as powers, so that both axes are logarithmic
 ORDERED = ("pos", "query", "key", "site", *CURVES)
 PLACES = ("pos", "query", "key", "position")  # what is a place in a text
 PALE = 0.02  # of its number, what the colour of a cell shows that is no surer than noise

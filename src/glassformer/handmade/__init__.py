@@ -12,7 +12,7 @@ Frobenius.
 
 from typing import TYPE_CHECKING
 
-from glassformer.handmade.assemble import HeadMatrices, assemble, layout, plant, rotated
+from glassformer.handmade.assemble import HeadMatrices, MlpMatrices, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
 from glassformer.handmade.induction import induction_model, pointer_model, repeated, smeared_induction_model
 from glassformer.handmade.positional import rope_model, virtual_head_model
@@ -23,6 +23,7 @@ from glassformer.lazy import renames
 
 __all__ = [
     "HeadMatrices",
+    "MlpMatrices",
     "SkipTrigramTables",
     "assemble",
     "bigram_model",

@@ -1,4 +1,4 @@
-"""From matrices on paper to a decoder: heads as four matrices each, and what can be done to a model made of them."""
+"""From matrices on paper to a decoder: heads as four matrices each, MLPs as three, and what is done to the model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -20,7 +20,7 @@ from glassformer.attention import (
 )
 from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
-from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
+from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, Mlp, NoNorm
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.mlp import MlpLayer
 from glassformer.numerics import decompositions
@@ -40,6 +40,17 @@ class HeadMatrices(NamedTuple):
         d_value = d_value or d_head
         query, key, value = (torch.zeros(d_model, n, dtype=torch.float64) for n in (d_head, d_head, d_value))
         return cls(query, key, value, torch.zeros(d_value, d_model, dtype=torch.float64))
+
+
+class MlpMatrices(NamedTuple):
+    """The weights of one gated MLP, row-vector convention: `relu(x @ gate) * (x @ input) @ output`, without biases.
+
+    A gate that is never negative makes it a product, an input that is one makes it a rectifier.
+    """
+
+    gate: Float[Tensor, "d_model neuron"]
+    input: Float[Tensor, "d_model neuron"]
+    output: Float[Tensor, "neuron d_model"]
 
 
 def layout(**sizes: int) -> dict[str, slice]:
@@ -64,8 +75,9 @@ def assemble(
     mixer: MixerConfig | None = None,
     attention_positions: PositionsConfig | None = None,
     projection: ProjectionConfig | None = None,
+    mlps: Sequence[MlpMatrices] = (),
 ) -> Decoder:
-    """Build an attention-only decoder from matrices: float64, no norms, no biases, scores as they are.
+    """Build a decoder from matrices: float64, no norms, no biases, scores as they are, attention alone by default.
 
     Args:
         embed: W_E.
@@ -78,9 +90,17 @@ def assemble(
         mixer: The mechanism; softmax of the bare scores by default.
         attention_positions: Positions inside attention.
         projection: How queries, keys and values are made; a plain linear map each by default.
+        mlps: The MLP behind each layer's heads; none by default.
+
+    Raises:
+        ConfigError: There are MLPs, and not one for each layer.
     """
+    require(
+        len(mlps) in (0, len(layers)),
+        f"assemble: an MLP stands behind the heads of each layer; found {len(mlps)} for {len(layers)} layers.",
+    )
     configs = []
-    for heads in layers:
+    for i, heads in enumerate(layers):
         _, d_head = heads[0].query.shape
         d_value = heads[0].value.shape[1]
         attention = Attention(
@@ -91,7 +111,8 @@ def assemble(
             positions=attention_positions or NoPositions(),
             projection=projection or Separate(),
         )
-        configs.append(BlockConfig((attention,), NoNorm()))
+        behind = [Mlp(mlps[i].gate.shape[1], "relu", gated=True, bias=False)] if mlps else []
+        configs.append(BlockConfig((attention, *behind), NoNorm()))
     vocab_size, d_model = embed.shape
     config = DecoderConfig(
         vocab_size,
@@ -110,8 +131,11 @@ def assemble(
         if positions is not None:
             _position_table(model).copy_(positions)
         for i, heads in enumerate(layers):
+            block = cast(Any, model.stack.blocks[i])
             for h, head in enumerate(heads):
-                _write(_attention(model, i), h, head)
+                _write(block.attn, h, head)
+            for name, matrix in mlps[i]._asdict().items() if mlps else ():
+                getattr(block.mlp, name).weight.copy_(matrix.mT)
     model.tokenizer = symbol_tokenizer(list(symbols))
     if outputs is not None:
         model.output_tokenizer = symbol_tokenizer(list(outputs))

@@ -38,6 +38,7 @@ STUDIES = (
     "phase_change",
     "pola_accuracy",
     "pola_entropy",
+    "prompted_programs",
     "rank_collapse",
     "recall_by_distance",
     "sana_generator",
