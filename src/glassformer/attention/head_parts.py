@@ -50,7 +50,7 @@ def take_heads(layer: Any, part: int, parts: int) -> Mapping[str, Parallel]:
     assert mixer is not None, "required above"
     layer.mixer, layer.merge.dims = mixer.build(local, layer.path).train(layer.training), local
     gate: dict[str, Parallel] = {} if layer.merge.gate is None else {"merge.gate": "column"}
-    return {"projection.qkv": "column"} | gate | {"merge.output": "row"}
+    return {"projection.qkv": "column", "merge.output": "row", **gate}
 
 
 def _slots(layer: Any) -> dict[str, bool]:

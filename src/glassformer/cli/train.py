@@ -50,8 +50,8 @@ def train(
         threads: CPU threads.
         device: Where to train, instead of the recipe's: cpu, cuda, cuda:1, mps; auto is this machine's accelerator if
             it has one, and the CPU otherwise.
-        mesh: Processes that share the work, each started by torchrun: rows of every batch (dp=2), positions of every text
-            (cp=2), heads and neurons of every layer (tp=2), or several of these (dp=2,tp=2).
+        mesh: Processes that share the work, each started by torchrun: rows of every batch (dp=2), positions of every
+            text (cp=2), heads and neurons of every layer (tp=2), or several of these (dp=2,tp=2).
         set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
             or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
             evaluate_batches, save_every, keep or weights; or what --show prints below model, data and evaluate, entries

@@ -92,8 +92,8 @@ class MlpLayer(ByPosition):
             self.d_mlp % parts == 0,
             f'"{self.path}" has d_mlp={self.d_mlp} neurons, and {parts} ranks take as many each. Change one of both.',
         )
-        inwards: dict[str, Parallel] = {"input": "column"} | ({} if self.gate is None else {"gate": "column"})
-        return inwards | {"output": "row"}
+        gate: dict[str, Parallel] = {} if self.gate is None else {"gate": "column"}
+        return {"input": "column", "output": "row", **gate}
 
     def sites(self) -> Iterator[Site]:
         axes = {name: words for name, words in self.SITES.items() if self.gate is not None or name != "linear"}

@@ -135,7 +135,7 @@ def test_a_mesh_is_read_from_a_text() -> None:
         and Mesh(2, 3, 2).size == 12
     )
     for text, message in {
-        "pd=2": 'no axis "pd". Nearest: "dp". Axes: dp, cp, tp.',
+        "pd=2": 'no axis "pd". Nearest: "tp". Axes: dp, cp, tp.',
         "dp=2,dp=2": 'axis "dp" stands twice',
         "dp=two": 'a whole number of ranks, found "two"',
         "dp=0": 'a whole number of ranks, found "0"',

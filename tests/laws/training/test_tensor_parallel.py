@@ -25,23 +25,20 @@ GROUPED = block(n_heads=8, n_kv_heads=4, positions=Rope(), mlp=Mlp(24, gated=Tru
 FADING = Attention(
     4, mixer=Lightning(), projection=Separate(bias=True), merge=Merge(bias=True, gate="sigmoid", gate_bias=True)
 )
-LAYERS = (GROUPED, BlockConfig((FADING, Mlp(8))), BlockConfig((Attention(4, mixer=Linear()),)))
+LAYERS = (GROUPED, BlockConfig((FADING, Attention(4, mixer=Linear()), Mlp(8))))
 MODEL = DecoderConfig(21, 16, LAYERS, max_len=32, positions=Learned(), tied=False, unembed_bias=True, logit_cap=30.0)
-DATA = Repeat(batch_size=5, length=12, unit_min=2, unit_max=4, vocab_size=21)
-RECIPE = TrainConfig(
-    MODEL, DATA, steps=20, log_every=1, evaluate_every=10, evaluate_batches=2, save_every=20, accumulate=2
-)
+DATA = Repeat(batch_size=3, length=12, unit_min=2, unit_max=4, vocab_size=21)
+RECIPE = TrainConfig(MODEL, DATA, steps=20, log_every=1, evaluate_every=20, evaluate_batches=1, save_every=20)
 IDS = [[3, 1, 20, 7, 7], [0, 2, 4, 6, 8]]
 REFUSED = {
     "dropout": MODEL.replace(embed_dropout=0.1),
     "keys": MODEL.replace(layers=(block(n_heads=4, n_kv_heads=1),)),
-    "neurons": MODEL.replace(layers=(block(n_heads=4, mlp=Mlp(9)),)),
 }
 
 
-def trained(folder: Path, mesh: Mesh) -> dict[str, str]:
+def trained(folder: Path, mesh: Mesh, stops: bool) -> dict[str, str]:
     """What errors say of models that ranks cannot share; runs are left in the folder."""
-    runs(RECIPE, folder, mesh)
+    runs(RECIPE, folder, mesh, stops)
     said = dict[str, str]()
     for name, model in REFUSED.items():
         try:
@@ -60,12 +57,11 @@ def taken_apart(devices: Any) -> None:
     part = tensor_parallel(whole, devices)
     assert sum(p.to_local().numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
     edits: list[Any] = [Scale("blocks.0.attn.z", 0.0, at=At(head=3)), Add("blocks.1.mlp.hidden", 1.0, at=At(neuron=5))]
-    for edit in ([], edits):
-        ours, theirs = (gf.run(model, IDS, read="*", edit=edit) for model in (part, whole))
-        assert [*ours] == [*theirs]
-        for name in theirs:
-            close(*(found[name].values.nan_to_num(neginf=0.0) for found in (ours, theirs)))
-        close(ours.logits, theirs.logits)
+    ours, theirs = (gf.run(model, IDS, read="*", edit=edits) for model in (part, whole))
+    assert [*ours] == [*theirs]
+    for name in theirs:
+        close(*(found[name].values.nan_to_num(neginf=0.0) for found in (ours, theirs)))
+    close(ours.logits, theirs.logits)
     ours, theirs = (gf.run(model, IDS, read=["L0H3.pattern"]) for model in (part, whole))
     close(ours["L0H3.pattern"].values, theirs["L0H3.pattern"].values)
     names = ["blocks.0.attn.pattern", "blocks.0.mlp.hidden", "blocks.1.attn.value", "blocks.1.resid_pre"]
@@ -81,22 +77,26 @@ def taken_apart(devices: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "mesh",
+    ("mesh", "stops"),
     [
-        Mesh(tp=2),
-        pytest.param(Mesh(tp=4), marks=pytest.mark.full),
-        pytest.param(Mesh(dp=2, tp=2), marks=pytest.mark.full),
+        (Mesh(tp=2), False),
+        pytest.param(Mesh(tp=2), True, marks=pytest.mark.full),
+        pytest.param(Mesh(tp=4), False, marks=pytest.mark.full),
+        pytest.param(Mesh(dp=2, tp=2), True, marks=pytest.mark.full),
     ],
-    ids=str,
 )
-def test_ranks_that_share_layers_train_and_show_what_one_process_does(mesh: Mesh, tmp_path: Path) -> None:
-    found = on_processes(mesh.size, trained, tmp_path, mesh)
+def test_ranks_that_share_layers_train_and_show_what_one_process_does(mesh: Mesh, stops: bool, tmp_path: Path) -> None:
+    found = on_processes(mesh.size, trained, tmp_path, mesh, stops)
     assert all(isinstance(value, tuple) and value == found[0] for value in found), found
-    same_as_one(RECIPE, tmp_path)
+    same_as_one(RECIPE, tmp_path, stops)
     (said,) = found[0]
     assert "Set every dropout to 0" in said["dropout"]
     assert f'"blocks.0.attn" has 4 heads that read 1 keys (n_kv_heads), and {mesh.tp} ranks' in said["keys"]
-    assert f'"blocks.0.mlp" has d_mlp=9 neurons, and {mesh.tp} ranks take as many each' in said["neurons"]
+
+
+def test_neurons_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has d_mlp=9 neurons, and 2 ranks take as many each"):
+        Mlp(9).build(16, 32, 0, "blocks.0.mlp").take_part(0, 2)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
         optim: What the optimizer was built by.
         mesh: Who has the shards.
     """
-    shared = mesh["tp"].size() > 1
-    orders = joined_rows(whole.model, mesh["tp"].size()) if shared else {}
-    model = tensor_parallel(whole.model, mesh["tp"]) if shared else copy.deepcopy(whole.model)
+    ranks = mesh["tp"].size()
+    model = tensor_parallel(whole.model, mesh["tp"]) if ranks > 1 else copy.deepcopy(whole.model)
+    orders = joined_rows(whole.model, ranks) if ranks > 1 else {}
     model.spread = SharedPositions(mesh["cp"]) if mesh["cp"].size() > 1 else None
     shares = _of_weights(mesh)
     for stack in model.stacks.values():
