@@ -182,8 +182,8 @@ def particles() -> View:
 def asymptotics() -> View:
     """Distances from where theorems have tokens end, with all that they ask and without."""
     cases: dict[str, list[str]] = {"as asked": [], "one hypothesis dropped": []}
-    for case in consensus_theorems.STUDY.grid["case"]:
-        cases["as asked" if len(str(case)) == 3 else "one hypothesis dropped"].append(str(case))
+    for case, theorem in consensus_theorems.THEOREMS.items():
+        cases["as asked" if case == theorem else "one hypothesis dropped"].append(case)
     until, every, panels, facts = 40.0, 20, [], {}
     for label, names in cases.items():
         found = {name: consensus_theorems.checked_case(name, 0, until) for name in names}

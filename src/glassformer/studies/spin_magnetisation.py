@@ -90,7 +90,8 @@ def drawn_around(fields: Tensor) -> Tensor:
     middle = (1 - b) / (1 + b)
     most = strength * middle + (d - 1) * (1 - middle.square()).log()
     along, missing = torch.zeros_like(strength), torch.ones_like(strength, dtype=torch.bool)
-    beta = torch.distributions.Beta(*torch.full((2, len(fields)), (d - 1) / 2, dtype=fields.dtype))
+    shape = torch.full_like(strength, (d - 1) / 2)
+    beta = torch.distributions.Beta(shape, shape)
     while bool(missing.any()):
         z = beta.sample()
         w = (1 - (1 + b) * z) / (1 - (1 - b) * z)

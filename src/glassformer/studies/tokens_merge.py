@@ -6,6 +6,7 @@ their weights drawn anew. A seed is a text.
 
 import inspect
 from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ TEXTS = ("heapq", "textwrap", "bisect", "shlex", "json.decoder", "fractions", "s
 
 
 def run(case: Case) -> Measures:
-    model = gf.load(case["model"])
+    model: Any = gf.load(case["model"])
     text = inspect.getsource(import_module(TEXTS[case.seed % len(TEXTS)]))
     ids = model.tokenizer.encode(text)[: case["tokens"]]
     if case["weights"] == DRAWN:
