@@ -325,7 +325,8 @@ class _Training:
         else:
             baseline = leave_one_out(rewards) if config.baseline == "leave-one-out" else None
             loss = reinforce_loss(logits, batch, rewards, baseline=baseline)
-        told = math.nan if rewards is None else float(rewards.mean()), float(divergence.detach())
+        # rounding may leave a little less than nothing
+        told = math.nan if rewards is None else float(rewards.mean()), max(0.0, float(divergence.detach()))
         return loss + config.kl_weight * divergence, told
 
     def _measure(self) -> float:
