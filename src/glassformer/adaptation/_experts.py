@@ -105,9 +105,10 @@ class ExpertConfig(Config):
         Args:
             model: The model.
         """
-        sample = [f"{one.prompt} {one.answer}" for one in self.task.questions(_SAMPLE, seed=self.seed)]
-        own = sample if self.adapter.reads_sample else None
-        return self.adapter.build(model, self.matrices, seed=self.seed, sample=own)
+        sample = None
+        if self.adapter.reads_sample:
+            sample = [one.prompt + behind(one.answer) for one in self.task.questions(_SAMPLE, seed=self.seed)]
+        return self.adapter.build(model, self.matrices, seed=self.seed, sample=sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,9 +218,9 @@ def train_expert(
             if folder is not None:
                 save_adapter(training.expert().adapter, folder)
             raise
-    expert = training.expert()
-    if folder is not None:
-        save_adapter(expert.adapter, folder)
+        expert = training.expert()
+        if folder is not None:
+            save_adapter(expert.adapter, folder)
     return expert
 
 
