@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import glassformer as gf
-from glassformer.adaptation import ExpertStep, load_adapter, save_adapter, task_of, train_expert
-from glassformer.adaptation._svf import Svf
+from glassformer.adaptation import ExpertStep, Svf, load_adapter, save_adapter, task_of, train_expert
 from glassformer.checkpoints import save
 from glassformer.cli import main
 from glassformer.cli.adapt import Task, _task

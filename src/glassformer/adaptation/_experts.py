@@ -105,9 +105,10 @@ class ExpertConfig(Config):
         Args:
             model: The model.
         """
-        sample = [f"{one.prompt} {one.answer}" for one in self.task.questions(_SAMPLE, seed=self.seed)]
-        own = sample if self.adapter.reads_sample else None
-        return self.adapter.build(model, self.matrices, seed=self.seed, sample=own)
+        sample = None
+        if self.adapter.reads_sample:
+            sample = [one.prompt + behind(one.answer) for one in self.task.questions(_SAMPLE, seed=self.seed)]
+        return self.adapter.build(model, self.matrices, seed=self.seed, sample=sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,9 +218,9 @@ def train_expert(
             if folder is not None:
                 save_adapter(training.expert().adapter, folder)
             raise
-    expert = training.expert()
-    if folder is not None:
-        save_adapter(expert.adapter, folder)
+        expert = training.expert()
+        if folder is not None:
+            save_adapter(expert.adapter, folder)
     return expert
 
 
@@ -325,7 +326,8 @@ class _Training:
         else:
             baseline = leave_one_out(rewards) if config.baseline == "leave-one-out" else None
             loss = reinforce_loss(logits, batch, rewards, baseline=baseline)
-        told = math.nan if rewards is None else float(rewards.mean()), float(divergence.detach())
+        # rounding may leave a little less than nothing
+        told = math.nan if rewards is None else float(rewards.mean()), max(0.0, float(divergence.detach()))
         return loss + config.kl_weight * divergence, told
 
     def _measure(self) -> float:

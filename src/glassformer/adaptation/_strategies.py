@@ -210,7 +210,7 @@ class FewShot(Strategy):
         return mixed({one: {name: rows[name][k] for name in one.changes} for k, one in enumerate(experts.values())})
 
 
-def known_experts(experts: Mapping[str, Adapter], model: Model) -> None:
+def require_experts(experts: Mapping[str, Adapter], model: Model) -> None:
     """Raise `ConfigError`, or what `Adapter.matrices` does, unless experts are of a model and have their own names."""
     if NONE in experts:
         raise ConfigError(f'"{NONE}" is what the model without an expert is called; call the expert otherwise.')

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from glassformer.adaptation._adapter import Adapter, require_bare
 from glassformer.adaptation._batches import adapted, by_adapter
-from glassformer.adaptation._strategies import Strategy, known_experts
+from glassformer.adaptation._strategies import Strategy, require_experts
 from glassformer.arguments import Count, checked
 from glassformer.config import require
 from glassformer.labelled import Labelled, Result
@@ -79,7 +79,7 @@ def adapted_answers(
     model, prompts = require_model(model, "adapted_answers"), list(prompts)
     require_bare(model)
     require(len(prompts) > 0, "adapted_answers: there are no prompts; give one or more.")
-    known_experts(experts, model)
+    require_experts(experts, model)
     decision = strategy.decide(model, experts, prompts)
     answers, notes = [""] * len(prompts), list[Note]()
     for adapter, rows in by_adapter(decision.adapters).items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
+from elsewhere import ELSEWHERE, elsewhere
 from glassformer.adaptation import (
     NONE,
     Adapter,
@@ -195,6 +196,21 @@ def test_what_diverges_leaves_the_best_so_far(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(TrainingDiverged, match=r"smaller optim\.lr \(now 0\.02\)"):
         train_expert(model, config(), tmp_path)
     assert load_adapter(tmp_path, model).facts["best"] == 0
+
+
+@pytest.mark.full
+def test_experts_are_trained_and_chosen_where_the_model_is() -> None:
+    here = decoder()
+    with elsewhere():
+        model = decoder().to(ELSEWHERE)
+        for kind in (Svf(), CorDA(2)):
+            made = train_expert(model, config(adapter=kind, steps=1, kl_weight=0.1, baseline="leave-one-out"))
+            assert {one.device for one in made.adapter.parameters()} == {ELSEWHERE}
+        known = {"sorting": made.adapter}
+        asked = adapted_answers(model, known, AskedTask(WHICH, made.adapter), PROMPTS, max_new_tokens=3)
+        few = FewShot(LISTS, LISTS.questions(2), iterations=1, population=2)
+        assert len(adapted_answers(model, known, few, PROMPTS, max_new_tokens=3).answers) == 5
+    assert asked.answers == tuple(generate(here, PROMPTS, GREEDY, max_new_tokens=3).texts)
 
 
 # ---- decompositions
