@@ -10,7 +10,7 @@ import glassformer as gf
 from glassformer.attention import Alibi, Attention, Lightning, Linear, Merge, Rope, Separate, Softmax
 from glassformer.data import Repeat
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
-from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, RmsNorm, block
+from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, Model, RmsNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.trace import Add, At, Scale
@@ -47,33 +47,39 @@ def trained(folder: Path, mesh: Mesh, stops: bool) -> dict[str, str]:
             said[name] = str(error)
     with joined(mesh, torch.device("cpu")) as ranks:
         if mesh.size == mesh.tp:
-            taken_apart(ranks.devices["tp"])
+            part, whole = taken_apart(ranks.devices["tp"])
+            if stops:
+                differentiated(part, whole)
+                close(
+                    gf.run(tensor_parallel(whole.float(), ranks.devices["tp"]), IDS).logits, gf.run(whole, IDS).logits
+                )
     return said
 
 
-def taken_apart(devices: Any) -> None:
-    """A pass over a model that ranks share has the sites, edits and gradients of one process's on each of them."""
+def taken_apart(devices: Any) -> tuple[Model, Model]:
+    """A model that ranks share, and the whole: each rank has all sites of an edited pass, as one process has them."""
     whole = randomise(MODEL.build(1).double().eval())
     part = tensor_parallel(whole, devices)
     assert sum(p.to_local().numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
     edits: list[Any] = [Scale("blocks.0.attn.z", 0.0, at=At(head=3)), Add("blocks.1.mlp.hidden", 1.0, at=At(neuron=5))]
-    ours, theirs = (gf.run(model, IDS, read="*", edit=edits) for model in (part, whole))
-    assert [*ours] == [*theirs]
+    ours, theirs = (gf.run(model, IDS, read=["*", "L0H3.pattern"], edit=edits) for model in (part, whole))
+    assert [*ours] == [*theirs] and "L0H3.pattern" in ours
     for name in theirs:
         close(*(found[name].values.nan_to_num(neginf=0.0) for found in (ours, theirs)))
     close(ours.logits, theirs.logits)
-    ours, theirs = (gf.run(model, IDS, read=["L0H3.pattern"]) for model in (part, whole))
-    close(ours["L0H3.pattern"].values, theirs["L0H3.pattern"].values)
-    names = ["blocks.0.attn.pattern", "blocks.0.mlp.hidden", "blocks.1.attn.value", "blocks.1.resid_pre"]
-    gradients = []
+    with pytest.raises(AnalysisUnavailable, match="layer 0: ranks share its heads"):
+        gf.run(part, IDS, edit=Scale("blocks.0.attn.query_in", 0.0, at=At(head=3)))
+    return part, whole
+
+
+def differentiated(part: Model, whole: Model) -> None:
+    """Gradients at sites are those of whole values, on every rank."""
+    names, gradients = ["blocks.0.attn.pattern", "blocks.0.mlp.hidden", "blocks.1.attn.value", "blocks.1.resid_pre"], []
     for model in (part, whole):
         found = gf.run(model, IDS, read=names, grad=True)
         gradients.append(torch.autograd.grad(found.logits.square().sum(), [found[name].values for name in names]))
     for own, wanted in zip(*gradients, strict=True):
         close(own, wanted)
-    close(gf.run(tensor_parallel(whole.float(), devices), IDS).logits, gf.run(whole, IDS).logits)
-    with pytest.raises(AnalysisUnavailable, match="layer 0: ranks share its heads"):
-        gf.run(part, IDS, edit=Scale("blocks.0.attn.query_in", 0.0, at=At(head=3)))
 
 
 @pytest.mark.parametrize(
