@@ -21,11 +21,13 @@ from glassformer.config import require
 from glassformer.labelled import Labelled, Result
 from glassformer.models import DecoderConfig, ModelConfig
 from glassformer.models.saved_activations import ENDS, NORMS, Precision, saved_bytes
+from glassformer.provenance import Provenance
 from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.rank_part import rank_part
 from glassformer.training.parallel.rows import rows_between
 from glassformer.training.parallel.units import Units, units_of
 from glassformer.training.parallel.wire import WIDE, Exchange, Pass, along_texts, exchanges, sequence_shards
+from glassformer.version import __version__
 from glassformer.words import sentence
 
 GIB = 2**30
@@ -153,7 +155,7 @@ def plan(
     units, whole = units_of(part), units_of(config)
     held = _held(sizes, part, units, whole)
     sent = exchanges(part, units, mesh, _passes(sizes))
-    return Plan(
+    found = Plan(
         memory=_labelled(held, "part"),
         wire=_labelled({one.name: one.sent for one in sent}, "collective"),
         calls=_labelled({one.name: one.calls for one in sent}, "collective"),
@@ -168,6 +170,23 @@ def plan(
         batch=batch,
         precision=precision,
         capacity=round(memory * GIB),
+    )
+    return found.bound(_provenance(config, precision))
+
+
+def _provenance(config: ModelConfig, precision: Precision) -> Provenance:
+    return Provenance(
+        analysis="plan",
+        model=config.kind or "",
+        digest="",
+        why=sentence("a config, whose weights change nothing"),
+        trained_length=None,
+        dtype=precision,
+        device="",
+        input=(),
+        seed=None,
+        version=__version__,
+        torch=str(torch.__version__),
     )
 
 
