@@ -99,10 +99,11 @@ def test_what_it_generates_token_by_token_is_the_answer() -> None:
     assert answer(machine(), program, [0]) == (1,)
 
 
-def test_it_runs_programs_that_nobody_wrote() -> None:
-    draw = random.Random(0)
+@pytest.mark.parametrize(("seed", "programs"), [(0, 5), pytest.param(1, 40, marks=pytest.mark.full)])
+def test_it_runs_programs_that_nobody_wrote(seed: int, programs: int) -> None:
+    draw = random.Random(seed)
     tried = 0
-    while tried < 5:
+    while tried < programs:
         program = compiled(drawn(draw, 3))
         bits = [draw.randrange(2) for _ in range(draw.randrange(4))]
         try:
