@@ -21,7 +21,9 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import ConfigError
 from glassformer.handmade import (
     HeadMatrices,
+    MlpMatrices,
     SkipTrigramTables,
+    assemble,
     bigram_model,
     induction_model,
     keep_in_mind,
@@ -582,3 +584,18 @@ def test_a_rotation_takes_mlps_gates_and_biases_along(bias: bool) -> None:
     model = randomise(config.build().double().eval())
     ids = torch.tensor([[1, 2, 3, 4]])
     close(rotated(model)(ids), model(ids))
+
+
+def test_an_mlp_of_matrices_multiplies_what_its_gate_lets_through():
+    blank, mlp = (
+        HeadMatrices.zero(3, 1),
+        MlpMatrices(*(torch.zeros(shape).double() for shape in ((3, 1), (3, 1), (1, 3)))),
+    )
+    mlp.gate[0, 0] = mlp.input[1, 0] = mlp.output[0, 2] = 1
+    embed = torch.tensor([[2.0, 5.0, 0.0], [-2.0, 5.0, 0.0]]).double()
+    model = assemble(
+        embed, torch.eye(3).double(), [[blank]], symbols=["a", "b"], outputs=[*"xyz"], max_len=2, mlps=[mlp]
+    )
+    assert model(torch.tensor([[0, 1]])).tolist() == [[[2, 5, 10], [-2, 5, 0]]]
+    with pytest.raises(ConfigError, match="found 1 for 2 layers"):
+        assemble(embed, torch.eye(3).double(), [[blank]] * 2, symbols=["a", "b"], max_len=2, mlps=[mlp])
