@@ -129,7 +129,7 @@ class _Counted(nn.Module):
 
 def _torchdiffeq() -> Any:
     try:
-        import torchdiffeq
+        import torchdiffeq  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra("solving an ODE needs torchdiffeq: pip install 'glassformer[ode]'.") from error
     return torchdiffeq

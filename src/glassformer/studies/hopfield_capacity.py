@@ -60,7 +60,7 @@ def held_by_attention(n: int, most: int, tested: int, seed: int) -> int:
 
 def skipped(at: Mapping[str, Any]) -> bool:
     """Return whether a memory is of too few neurons for a power, or of too many for what grows exponentially."""
-    return (at["neurons"] < FEW) is (at["memory"] in DEGREES)
+    return (int(at["neurons"]) < FEW) is (at["memory"] in DEGREES)
 
 
 STUDY = Study(

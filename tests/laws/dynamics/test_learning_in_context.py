@@ -17,7 +17,8 @@ def test_the_energy_of_spins_is_the_loss_of_a_linear_head_with_decay() -> None:
     loss = (PROMPTS.answer - PROMPTS.predicted(weights)).square().sum() / 2 + 0.1 * weights.square().sum() / 2
     energy = spins_of(PROMPTS, 0.1).energy(weights.flatten())
     close(energy + PROMPTS.answer.square().sum() / 2, loss)
-    close(torch.autograd.grad(energy, weights)[0], torch.autograd.grad(loss, weights)[0])
+    (of_energy,), (of_loss,) = (torch.autograd.grad(one, weights) for one in (energy, loss))
+    close(of_energy, of_loss)
 
 
 def test_the_mean_of_spins_is_where_the_loss_is_least() -> None:

@@ -1,5 +1,7 @@
 """The network of neurons and astrocytes is linear attention: outputs, gradients and what both carry."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ def with_skip(u: Tensor) -> Tensor:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("config", [Linear(eps=0.0), Linear(eps=0.0, feature_map="softplus"), Performer(n_features=9)])
 def test_the_network_is_a_layers_linear_attention_and_has_its_gradients(config: MixerConfig, causal: bool) -> None:
-    mixer = config.build(Attention(2, d_head=4).dims(8, 6), "mixer").double()
+    mixer: Any = config.build(Attention(2, d_head=4).dims(8, 6), "mixer").double()
     network = NeuronAstrocyteNetwork(mixer.phi, mixer.of_queries, scale=7.0)
     context = make_context(2, 6, torch.device("cpu"), is_causal=causal)
     found = []

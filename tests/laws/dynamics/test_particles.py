@@ -151,7 +151,7 @@ def test_what_the_theory_does_not_speak_of_is_refused() -> None:
     for flow in (
         ParticleFlow(1.0, value=normal(4, 4)),
         ParticleFlow(0.0),
-        ParticleFlow(1.0, True, *[normal(4, 4)] * 2),
+        ParticleFlow(1.0, True, normal(4, 4), normal(4, 4)),
     ):
         with pytest.raises(WrongArgument, match="this flow has none"):
             flow.energy(X)

@@ -5,6 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -119,7 +121,8 @@ def drawn(draw: random.Random, depth: int) -> list[If | Move | While | Write]:
     """Statements at random, which may do anything, and may not end."""
 
     def statement() -> If | Move | While | Write:
-        tape, bit = draw.choice("AB"), draw.randrange(2)
+        tape: Any = draw.choice("AB")
+        bit: Any = draw.randrange(2)
         kind = draw.choice([Move, Write, If, While] if depth else [Move, Write])
         if kind is Move:
             return Move(tape, draw.choice((-2, -1, 1, 2)))
@@ -140,7 +143,7 @@ def test_its_weights_know_neither_the_program_nor_the_length() -> None:
 
 
 def test_a_chain_that_is_not_the_interpreters_is_seen() -> None:
-    broken = prompted_machine(200)
+    broken: Any = prompted_machine(200)
     with torch.no_grad():
         broken.stack.blocks[3].attn.projection.matrix("query")[0] = 0  # it reads tape A no more
     assert wrong_tokens(broken, read_program(BY_HAND["not"]), [[1, 0]]) > 0

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, strategies as st
@@ -274,7 +274,7 @@ def test_a_word_that_a_field_does_not_know_is_refused_with_the_nearest_it_knows(
     for cls, name, hint in fields:
         # words and numbers are looked at before what fields have to do with each other, which may then be anything
         config, hints = object.__new__(cls), get_type_hints(cls, include_extras=True)
-        for other in dataclasses.fields(cls):
+        for other in dataclasses.fields(cast(Any, cls)):
             allowed = (
                 value for value in (None, 1, 0.5, *literals(hints[other.name])) if fits(value, hints[other.name])
             )

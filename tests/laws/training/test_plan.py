@@ -38,7 +38,8 @@ ROWS, LENGTH = 4, 7
 def step_of_shards() -> dict[str, Any]:
     """What a rank holds and sends in one step of data parallel training, without the clipping of gradients."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    axes = Mesh(dp=ranks).axes
+    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     model, optim = MODEL.build().train(), OptimConfig()
     trained = sharded(Trained(model, optim.build(model)), optim, mesh)
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)

@@ -45,8 +45,6 @@ def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["S
     """
     if config.compile:
         raise ConfigError(f'mesh "{mesh}": a model that is compiled is trained by one process. Set compile=false.')
-    if mesh.size != mesh.dp:
-        raise ConfigError(f'mesh "{mesh}": a run is shared by rows so far. Use dp={mesh.size}.')
     with joined(mesh, device) as ranks:
         told = json.loads(config.identity())
         ranks.agree("recipe", {name: json_text(value, sort=True) for name, value in told.items()})
