@@ -1,6 +1,7 @@
 """Attention on an ellipsoid: what its equations conserve, four theorems, and what happens without what they ask."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,8 @@ def test_a_value_matrix_draws_all_to_its_largest_eigenvector_if_that_is_above_ze
 
 def test_opposite_tokens_rest() -> None:
     pair = torch.stack((X[0], -X[0]))
-    for theorem, scores in (("3.2", ONE), ("4.1", moving)):
+    rests: list[tuple[Any, Any]] = [("3.2", ONE), ("4.1", moving)]
+    for theorem, scores in rests:
         found = check_theorem(theorem, EllipsoidAttention((EllipsoidHead(scores),)), pair, until=1.0)
         assert not found.applies
         close(found.distance, torch.full_like(found.distance, 2.0))
@@ -149,4 +151,4 @@ def test_what_is_no_ellipsoid_or_theorem_is_refused() -> None:
     with pytest.raises(WrongArgument, match="of one head; found 2"):
         EllipsoidAttention((EllipsoidHead(ONE), EllipsoidHead(ONE))).potential(X)
     with pytest.raises(WrongArgument, match="theorem= takes"):
-        check_theorem("7.1", EllipsoidAttention((EllipsoidHead(ONE),)), X)
+        check_theorem("7.1", EllipsoidAttention((EllipsoidHead(ONE),)), X)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-
 from typing import Any
 
 import pytest

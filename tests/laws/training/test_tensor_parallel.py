@@ -50,9 +50,10 @@ def trained(folder: Path, mesh: Mesh, stops: bool) -> dict[str, str]:
             part, whole = taken_apart(ranks.devices["tp"])
             if stops:
                 differentiated(part, whole)
-                close(
-                    gf.run(tensor_parallel(whole.float(), ranks.devices["tp"]), IDS).logits, gf.run(whole, IDS).logits
-                )
+                found: list[Any] = [
+                    gf.run(one, IDS) for one in (tensor_parallel(whole.float(), ranks.devices["tp"]), whole)
+                ]
+                close(found[0].logits, found[1].logits)
     return said
 
 
@@ -60,12 +61,14 @@ def taken_apart(devices: Any) -> tuple[Model, Model]:
     """A model that ranks share, and the whole: each rank has all sites of an edited pass, as one process has them."""
     whole = randomise(MODEL.build(1).double().eval())
     part = tensor_parallel(whole, devices)
-    assert sum(p.to_local().numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
+    parameters: list[Any] = [*part.parameters()]
+    assert sum(p.to_local().numel() for p in parameters) < sum(p.numel() for p in whole.parameters())
     edits: list[Any] = [Scale("blocks.0.attn.z", 0.0, at=At(head=3)), Add("blocks.1.mlp.hidden", 1.0, at=At(neuron=5))]
-    ours, theirs = (gf.run(model, IDS, read=["*", "L0H3.pattern"], edit=edits) for model in (part, whole))
+    seen: list[Any] = [gf.run(model, IDS, read=["*", "L0H3.pattern"], edit=edits) for model in (part, whole)]
+    ours, theirs = seen
     assert [*ours] == [*theirs] and "L0H3.pattern" in ours
     for name in theirs:
-        close(*(found[name].values.nan_to_num(neginf=0.0) for found in (ours, theirs)))
+        close(ours[name].values.nan_to_num(neginf=0.0), theirs[name].values.nan_to_num(neginf=0.0))
     close(ours.logits, theirs.logits)
     with pytest.raises(AnalysisUnavailable, match="layer 0: ranks share its heads"):
         gf.run(part, IDS, edit=Scale("blocks.0.attn.query_in", 0.0, at=At(head=3)))
@@ -76,7 +79,7 @@ def differentiated(part: Model, whole: Model) -> None:
     """Gradients at sites are those of whole values, on every rank."""
     names, gradients = ["blocks.0.attn.pattern", "blocks.0.mlp.hidden", "blocks.1.attn.value", "blocks.1.resid_pre"], []
     for model in (part, whole):
-        found = gf.run(model, IDS, read=names, grad=True)
+        found: Any = gf.run(model, IDS, read=names, grad=True)
         gradients.append(torch.autograd.grad(found.logits.square().sum(), [found[name].values for name in names]))
     for own, wanted in zip(*gradients, strict=True):
         close(own, wanted)
