@@ -52,6 +52,7 @@ NOT_STREAMED = {
     "plot": "it opens no model",
     "convert": "tensors go from file to file as it is",
     "params": "it reads no weights, whatever the model's size",
+    "plan": "it reads no weights, whatever the model's size",
     "parity": "the reference holds the whole model",
     "bench": "it opens no model",
     "serve": "its heads are looked at again and again, and every look would read their block anew",

@@ -9,7 +9,7 @@ this is a flow of measures. Where B = V is symmetric, the energy
 
     E = sum_ij exp(beta x_i B . x_j) / (2 beta n^2)
 
-rises: dE/dt = sum_i Z_i |x_i'|^2 / n^2. With Z_i = n it is the flow of steepest ascent in Wasserstein's distance.
+rises: dE/dt = sum_i Z_i x_i' . x_i' / n^2. With Z_i = n it is the flow of steepest ascent in Wasserstein's distance.
 
 In many dimensions random tokens are at right angles, and all angles stay equal to each other. Their cosine g obeys
 

@@ -11,7 +11,7 @@ is least, log Z = D phi(t) + const and m = V^-1 h / 2. A spin alone in a field f
 
     n(f) = beta f / (1/2 + sqrt(1/4 + beta^2 f . f / D))
 
-which is beta f where beta is small and f sqrt(D) / |f| where it is large: a norm with a soft start, RMSNorm in the
+which is beta f where beta is small and f sqrt(D / f . f) where it is large: a norm with a soft start, RMSNorm in the
 cold. Steepest descent solves the equations of Thouless, Anderson and Palmer
 
     m_i = n(h_i + 2 sum_j J_ij m_j - o_i m_i),     o_i = 2 (t_i - 1 / (V^-1)_ii)

@@ -64,10 +64,11 @@ def particle_terms(block: Block, *, causal: bool = True) -> ParticleTerms:
             sub-layers, one that mixes positions and one that does not; or the block is in training mode.
     """
     require(not block.training, "fields are the same at each call: call block.eval() before.")
+    normed = [name for name in block.names if block.norm_after(name) is not None]
     require(
-        block.wiring in ("pre", "parallel"),
-        f'the terms of a block are what is added to the stream, in wiring "pre" or "parallel"; found "{block.wiring}", '
-        "in which sums or writes pass a norm.",
+        not normed,
+        'the terms of a block are what is added to the stream as it is, in wiring "pre" or "parallel"; sums or writes '
+        f"of this one pass a norm (behind {', '.join(normed)}).",
     )
     alone = {name: block.part(name).by_position for name in block.names}
     require(

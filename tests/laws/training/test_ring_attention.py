@@ -74,7 +74,7 @@ def test_every_key_that_a_query_sees_is_met_once(seed: int) -> None:
     bounds = (0, *sorted(draw.randint(0, length) for _ in range(ranks + more - 1)), length)
     owners = draw.sample([*range(ranks), *(draw.randrange(ranks) for _ in range(more))], ranks + more)
     shards = SequenceShards(bounds, tuple(owners), ranks)
-    ids = torch.tensor([[draw.randrange(2) for _ in range(length)] for _ in range(2)])
+    ids = torch.tensor([[draw.randrange(2) for _ in range(length)] for _ in range(2)], dtype=torch.int64)
     documents = Documents(ids.reshape(2, length))
     met = torch.zeros(2, length, length, dtype=torch.long)
     for of_queries, of_keys in product(range(ranks), repeat=2):

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.tensor.parallel import loss_parallel
 
+from glassformer.arguments import shown
 from glassformer.attention import Attention
 from glassformer.data import Batch
-from glassformer.errors import ConfigError
+from glassformer.errors import ConfigError, WrongArgument
 from glassformer.files import json_text
 from glassformer.models.routing import charged_sites
 from glassformer.training.config import TrainConfig
@@ -43,6 +44,8 @@ def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["S
             the mesh has.
         RankLost: A rank did not come, died or no longer answers.
     """
+    if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WrongArgument(f"train: mesh= takes a Mesh, such as Mesh(dp=2); found {shown(mesh)}.")
     if config.compile:
         raise ConfigError(f'mesh "{mesh}": a model that is compiled is trained by one process. Set compile=false.')
     with joined(mesh, device) as ranks:
