@@ -94,7 +94,7 @@ def test_strangs_step_is_undone_by_one_backwards_and_lies_is_not() -> None:
 def test_a_block_that_has_no_two_terms_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found mlp \(alone\), attn \(mixes\), mlp_1 \(alone\)"):
         particle_terms(alone(BlockConfig((Mlp(4), block(n_heads=2).parts[0], Mlp(4)))))
-    with pytest.raises(ConfigError, match='of this one pass a norm .behind attn, mlp.'):
+    with pytest.raises(ConfigError, match=r"of this one pass a norm \(behind attn, mlp\)"):
         particle_terms(usual(wiring="post"))
     with pytest.raises(ConfigError, match=r"call block\.eval\(\)"):
         particle_terms(usual().train())
