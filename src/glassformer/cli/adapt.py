@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from glassformer.cli.arguments import placed_model, require_text
-from glassformer.cli.changes import changed
+from glassformer.cli.overrides import overridden
 from glassformer.cli.options import ComputeDevice, ModelName, Output, Placement
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
@@ -111,8 +111,8 @@ def adapt(
         config = config.replace(
             objective=objective, kl_weight=kl_weight, direction=direction, steps=steps, batch_size=batch_size
         )
-        for change in set:
-            config = changed(config, change)
+        for override in set:
+            config = overridden(config, override)
         _train(loaded, model, config, folder or Path("runs/experts") / Path(model).name / task, output)
         return
     known, classifier = _experts(loaded, experts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glassformer.cli.changes import changed
+from glassformer.cli.overrides import overridden
 from glassformer.cli.console import Console
 from glassformer.errors import ConfigError
 from glassformer.words import spoken
@@ -67,8 +67,8 @@ def train(
         config = config if value is None else config.replace(**{name: value})
     if data:
         config = config.on_text(*data)
-    for change in set:
-        config = changed(config, change)
+    for override in set:
+        config = overridden(config, override)
     if show:
         print(config.to_json())
         return

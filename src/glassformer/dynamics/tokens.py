@@ -23,7 +23,7 @@ def token_cosines(model: Model, text: Any, *, centred: bool = False) -> Labelled
     """Cosines of a text's tokens with each other, by depth: axes `depth query key`, 0 before the first layer.
 
     Args:
-        model: A decoder or an encoder.
+        model: A decoder or an encoder; an encoder-decoder reads the text with its encoder.
         text: Text or token ids, one row.
         centred: Whether the mean of all tokens is taken out first, which hides what they have in common.
     """

@@ -11,21 +11,21 @@ from glassformer.errors import ConfigError, nearest
 C = TypeVar("C", bound=Config)
 
 
-def changed(config: C, change: str) -> C:
+def overridden(config: C, override: str) -> C:
     """Return a config with one field, addressed by a dotted path, replaced.
 
     Args:
         config: Any.
-        change: `path.to.field=value`, an entry of a list by its index; the value is JSON, or a word.
+        override: `path.to.field=value`, an entry of a list by its index; the value is JSON, or a word.
 
     Raises:
         ConfigError: There is no such field, with the nearest path; or it cannot have the value.
     """
     import json
 
-    path, sep, text = change.partition("=")
+    path, sep, text = override.partition("=")
     if not sep:
-        raise ConfigError(f"--set {change}: expected path.to.field=value.")
+        raise ConfigError(f"--set {override}: expected path.to.field=value.")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -41,7 +41,7 @@ def changed(config: C, change: str) -> C:
             fields = ", ".join(name for name, _ in _entries(place)) or "none, it is a value"
             where = "".join(f"{parent}." for parent in parents[:i])
             close = _nearest_path(path, where, data, _said_of(config, parents[:i], str(key)))
-            raise ConfigError(f'--set {change}: no field "{key}".{close} Fields: {fields}.')
+            raise ConfigError(f'--set {override}: no field "{key}".{close} Fields: {fields}.')
         if i < len(parents):
             place = place[key]
     within: Any = place
