@@ -117,7 +117,9 @@ class Documents(Term):
 
     def __post_init__(self) -> None:
         begins = self.ids[:, 1:] != self.ids[:, :-1]
-        object.__setattr__(self, "number", torch.nn.functional.pad(begins.cumsum(-1), (1, 0)))
+        # a row without positions has no document
+        number = torch.nn.functional.pad(begins.cumsum(-1), (1, 0))[:, : self.ids.shape[1]]
+        object.__setattr__(self, "number", number)
 
     @property
     def batch(self) -> int:  # type: ignore[override]
