@@ -4,8 +4,8 @@
     4 2 , 7 , 1 9 = 7 , 1 9 , 4 2               Sorting
     1 7 + 2 5 , 7 , 3 0 - 9 = 7 , 2 1 , 4 2     SortedSums: what takes both, and neither of them trains
 
-A sum below zero has no answer, nor has a list in which a number occurs twice. Numbers of one digit, of two and so on are
-drawn alike often, so that easy prompts and hard ones stand side by side. See `question` for rows and splits.
+A sum below zero has no answer, nor has a list in which a number occurs twice. Numbers of one digit, of two and so on
+are drawn alike often, so that some prompts are easy and some hard. See `question` for rows and splits.
 """
 
 import dataclasses
