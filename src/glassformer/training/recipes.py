@@ -282,7 +282,7 @@ def questions() -> TrainConfig:
     """
     tasks = (Arithmetic(largest=99), Sorting(n_min=2, n_max=4), ClosingBrackets(n_min=2, n_max=10))
     parts = (*tasks, WhichTask(parts=tasks, other=0.5))
-    data = MixtureConfig(parts, shares=(0.35, 0.3, 0.2, 0.15), batch_size=64, length=24)
+    data = MixtureConfig(parts, shares=(0.36, 0.32, 0.22, 0.1), batch_size=64, length=24)
     layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=Mlp(256, activation="silu", gated=True, bias=False))
     model = DecoderConfig(len(data.symbols() or ()), 96, repeat(layer, 3), max_len=32, final_norm=RmsNorm())
     optim = OptimConfig(lr=3e-3, warmup=100, betas=(0.9, 0.98))
