@@ -280,14 +280,14 @@ def questions() -> TrainConfig:
     told. Prompts of each task are of several sizes, from easy to hard: how much it knows is how far up it got, which
     differs little between seeds. Its held-out loss is of prompts that no training batch has.
     """
-    tasks = (Arithmetic(largest=99), Sorting(n_min=2, n_max=4), ClosingBrackets(n_min=2, n_max=10))
+    tasks = (Arithmetic(largest=99), Sorting(n_min=2, n_max=4), ClosingBrackets(n_min=3, n_max=11, n_kinds=4))
     parts = (*tasks, WhichTask(parts=tasks, other=0.5))
-    data = MixtureConfig(parts, shares=(0.36, 0.32, 0.22, 0.1), batch_size=64, length=24)
+    data = MixtureConfig(parts, shares=(0.56, 0.34, 0.07, 0.03), batch_size=64, length=24)
     layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=Mlp(256, activation="silu", gated=True, bias=False))
     model = DecoderConfig(len(data.symbols() or ()), 96, repeat(layer, 3), max_len=32, final_norm=RmsNorm())
     optim = OptimConfig(lr=3e-3, warmup=100, betas=(0.9, 0.98))
     return TrainConfig(
-        model, data, optim=optim, steps=2000, log_every=50, evaluate_every=250, evaluate_batches=4, save_every=500
+        model, data, optim=optim, steps=1000, log_every=50, evaluate_every=250, evaluate_batches=4, save_every=250
     )
 
 
