@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from safetensors.torch import load_file
 from glassformer.testing import close
 from glassformer.training import Progress, TrainConfig, read_metrics, train
 from glassformer.training.parallel import Mesh
+from glassformer.training.sharing import Checkpoints
 
 FILES = ("model.safetensors", "optimizer.safetensors")
-Checkpoints = Literal["whole", "shards"]
 
 
 def run(

@@ -95,6 +95,7 @@ class RankFiles(Tensors):
         return found
 
     def release(self, names: Iterable[str]) -> None:
+        """Give back the memory of the pages that parts of tensors lie in."""
         for name in names:
             for part in self._parts[name]:
                 part.files.release([name])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,7 @@ from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
-from glassformer.training.sharing import Alone, Sharing, Trained
+from glassformer.training.sharing import Alone, Checkpoints, Sharing, Trained
 from glassformer.training.transfer import take_over
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def train(
     report: Callable[[Progress], None] | None = None,
     begin_from: str | Path | None = None,
     mesh: "Mesh | None" = None,
-    checkpoints: Literal["whole", "shards"] = "whole",
+    checkpoints: Checkpoints = "whole",
 ) -> Any:
     """Train, or go on training, in a run folder; return the model.
 
@@ -109,9 +109,9 @@ def train(
         for source in (config.data, config.evaluate or config.data):
             source.check()
         data = config.data.build(run.tokenizer())
-        model = _model(config, data).to(device)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
-        trained, restored = sharing.begun(model, config.optim, run)
+        # held nowhere here: a process that trains a share lets go of the whole
+        trained, restored = sharing.begun(_model(config, data).to(device), config.optim, run)
         facts = _facts(config, data, heldout, device, mesh)
         if restored is not None:
             # runs that do not say where they ran knew no other place
@@ -441,7 +441,7 @@ def _check_vocabularies(config: TrainConfig, data: Data) -> None:
             raise ConfigError(f"train: the model has {field}={size}, the data {tokenizer.vocab_size} such tokens.")
 
 
-def _check_checkpoints(checkpoints: str, mesh: "Mesh | None", measures: Mapping[str, Measure] | None) -> None:
+def _check_checkpoints(checkpoints: Checkpoints, mesh: "Mesh | None", measures: Mapping[str, Measure] | None) -> None:
     """Raise `ConfigError` for shards of one process, and for measures of a model that no process has."""
     if checkpoints == "whole":
         return

@@ -41,7 +41,7 @@ _BUILDING, _REMOVING = ".building-", ".removing-"
 
 
 class RunFolder:
-    """One run's folder, locked for as long as this object is open, but for who only reads what another writes."""
+    """One run's folder, locked for as long as this object is open; of several processes, by the one that `writes`."""
 
     def __init__(
         self, folder: str | Path, config: TrainConfig, begin_from: str | Path | None = None, *, writes: bool = True

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -11,6 +11,8 @@ from glassformer.training.optim import OptimConfig
 from glassformer.training.record import RunFolder, load_whole
 
 Made = TypeVar("Made")
+# what processes keep of a run: the model, or each its part
+Checkpoints = Literal["whole", "shards"]
 
 
 class Trained(NamedTuple):

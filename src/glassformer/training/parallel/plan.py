@@ -13,7 +13,7 @@ numbers.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +28,7 @@ from glassformer.training.parallel.rank_part import rank_part
 from glassformer.training.parallel.rows import rows_between
 from glassformer.training.parallel.units import Units, units_of
 from glassformer.training.parallel.wire import WIDE, Exchange, Pass, along_texts, exchanges, sequence_shards
+from glassformer.training.sharing import Checkpoints
 from glassformer.version import __version__
 from glassformer.words import sentence
 
@@ -47,8 +48,6 @@ SAVERS = {
 }
 BUFFERS = sentence("buffers of exchanges along a text")
 LEADERS = sentence("the whole model and its moments, on rank 0")
-
-Checkpoints = Literal["whole", "shards"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +89,7 @@ class Plan(Result):
     batch: int
     precision: str
     capacity: int
-    checkpoints: str
+    checkpoints: Checkpoints
 
     @property
     def held(self) -> float:

@@ -12,6 +12,7 @@ from glassformer.provenance import Note
 from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.plan import GIB, LEADERS, Plan, plan
 from glassformer.training.parallel.wire import WIDE
+from glassformer.training.sharing import Checkpoints
 from glassformer.words import sentence
 
 # ranks that share a layer exchange in the midst of it, and stand close together
@@ -69,7 +70,7 @@ def _of_the_whole(found: Plan) -> float:
     return max(found.beginning, found.resuming, leaders)
 
 
-def _ways(config: ModelConfig, found: Plan, checkpoints: str) -> Iterator[Plan]:
+def _ways(config: ModelConfig, found: Plan, checkpoints: Checkpoints) -> Iterator[Plan]:
     """Yield plans that fit, one for each way to cut layers, at as many rows a rank and positions a row."""
     asked = Mesh.read(found.mesh)
     if checkpoints == found.checkpoints and _of_the_whole(found) > found.capacity:

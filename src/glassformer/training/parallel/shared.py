@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor.parallel import loss_parallel
@@ -31,14 +31,14 @@ from glassformer.training.parallel.sharded_checkpoint import all_told, join_shar
 from glassformer.training.parallel.sharding import gather, shard, sharded
 from glassformer.training.parallel.spread import SharedPositions
 from glassformer.training.record import RunFolder, load_whole
-from glassformer.training.sharing import Trained
+from glassformer.training.sharing import Checkpoints, Trained
 
 Made = TypeVar("Made")
 
 
 @contextmanager
 def shared(
-    config: TrainConfig, mesh: Mesh, device: torch.device, checkpoints: Literal["whole", "shards"] = "whole"
+    config: TrainConfig, mesh: Mesh, device: torch.device, checkpoints: Checkpoints = "whole"
 ) -> Iterator["Shared"]:
     """Yield what the training loop asks of the ranks of a mesh, once all are there and have the same recipe.
 
