@@ -453,7 +453,7 @@ def _check_checkpoints(checkpoints: Checkpoints, mesh: "Mesh | None", measures: 
     if measures:
         raise ConfigError(
             f'train: {", ".join(measures)} measure the whole model, which no rank has where checkpoints="shards". '
-            'Give no measures, of which the held-out loss is none; or checkpoints="whole".'
+            'Give no measures (the held-out loss is told all the same), or checkpoints="whole".'
         )
 
 
