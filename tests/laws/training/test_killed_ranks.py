@@ -28,7 +28,7 @@ from ranks import on_processes
 # tokens that no mesh shares evenly, and maps whose rows ranks of a layer have in an order of their own
 MODEL = DecoderConfig(21, 16, repeat(block(n_heads=2, positions=Rope(), mlp=Mlp(24), bias=True), 2), max_len=32)
 DATA = Repeat(batch_size=4, length=12, unit_min=2, unit_max=4, vocab_size=21)
-RECIPE = TrainConfig(MODEL, DATA, steps=8, log_every=1, evaluate_every=4, evaluate_batches=1, save_every=3, keep=(3,))
+RECIPE = TrainConfig(MODEL, DATA, steps=6, log_every=1, evaluate_every=3, evaluate_batches=1, save_every=2, keep=(2,))
 MESH = Mesh(dp=2)
 # seconds that a rank waits for one that should be near
 SLACK = 2.0
@@ -116,7 +116,7 @@ def test_a_rank_killed_while_it_saves_is_named_and_the_run_goes_on_to_the_same_w
     # between its two files of the second checkpoint
     moment = Moment(1, "open", 4)
     assert_named(on_processes(2, killed, tmp_path / "run", moment), moment)
-    assert [path.name for path in sorted((tmp_path / "run").glob("step-*"))] == ["step-00000003"]
+    assert [path.name for path in sorted((tmp_path / "run").glob("step-*"))] == ["step-00000002"]
     # what ranks wrote is a model folder
     model = load(tmp_path / "run")
     assert model.config == MODEL and generate(model, [[1, 2]], GREEDY, max_new_tokens=2).ids[0][:2] == (1, 2)
@@ -126,11 +126,9 @@ def test_a_rank_killed_while_it_saves_is_named_and_the_run_goes_on_to_the_same_w
     run(RECIPE, tmp_path / "alone", None)
     for name, value in tensors(tmp_path / "alone").items():
         close(value, tensors(tmp_path / "run")[name], 1e-9)
-    kept, last = tmp_path / "run" / "step-00000003", tmp_path / "run" / "step-00000008"
+    kept, last = tmp_path / "run" / "step-00000002", tmp_path / "run" / "step-00000006"
     assert not [path for path in kept.iterdir() if "00002-of" in path.name] and load(kept).config == MODEL
-    assert sorted(path.name for path in last.iterdir()) == [
-        "config.json", "facts.json", "model.safetensors", "optimizer.safetensors"
-    ]  # fmt: skip
+    assert sorted(path.name for path in last.glob("*.safetensors")) == ["model.safetensors", "optimizer.safetensors"]
     assert not [*tmp_path.rglob(".building-*")] and not [*tmp_path.rglob("*.distcp")]
 
 
@@ -146,17 +144,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "moment",
     [
-        Moment(1, "computes", 9),
-        Moment(0, "computes", 14),
-        Moment(1, "exchanges", 12),
-        Moment(0, "exchanges", 21),
+        Moment(1, "computes", 5),
+        Moment(0, "computes", 11),
+        Moment(1, "exchanges", 9),
+        Moment(0, "exchanges", 17),
         Moment(1, "open", 5),
         # the leader: between its shards, as it joins them, as they take their name, as older ones lose state or go
         Moment(0, "open", 15),
-        Moment(0, "open", 24),
-        Moment(0, "os.rename", 9),
+        Moment(0, "open", 26),
+        Moment(0, "os.rename", 12),
         Moment(0, "os.remove", 2),
-        Moment(0, "os.rename", 16),
+        Moment(0, "os.rename", 21),
         Moment(0, "seconds", 0.1),
         Moment(1, "seconds", 0.3),
     ],
@@ -167,7 +165,7 @@ def test_a_rank_killed_at_any_moment_costs_no_more_than_the_steps_since_a_checkp
 ) -> None:
     found = on_processes(2, killed, tmp_path / "run", moment)
     # by the clock, it may have been through before
-    if moment.before != "seconds" or not (tmp_path / "run" / "step-00000008").exists():
+    if moment.before != "seconds" or not (tmp_path / "run" / "step-00000006").exists():
         assert_named(found, moment)
     for place in ("alone", "layers"):
         shutil.copytree(tmp_path / "run", tmp_path / place / "run")

@@ -157,6 +157,7 @@ def test_a_rank_that_dies_while_it_saves_is_named_and_nothing_takes_the_name(tmp
 
 def test_shards_that_are_damaged_missing_or_of_another_model_are_refused(tmp_path: Path) -> None:
     alone = begun()
+    go_on(alone, 0)
     folder = save_shards(alone, tmp_path / "one")
     with pytest.raises(SaveError, match="something is there already"):
         save_shards(alone, folder)

@@ -170,7 +170,7 @@ def all_told(trained: Trained, place: Path, action: Callable[[], bool]) -> bool:
         dist.broadcast(told, 0)
         found = bool(told[0])
         if told[1] and failed is None:
-            failed = SaveError(f'cannot write "{place}": rank 0 could not; its own output says why.')
+            failed = SaveError(f'cannot write "{place}": rank 0 could not write there; its own output says why.')
     if failed is not None:
         raise failed
     return found
