@@ -104,7 +104,7 @@ class RankFiles(Tensors):
         parts = self._parts[name]
         place = parts[0].files[name]
         ends = [[piece.stop for piece in part.slices] for part in parts]
-        shape = tuple(map(max, zip(*ends, strict=True)))
+        shape = tuple(max(along) for along in zip(*ends, strict=True))
         numbers = sum(torch.Size(part.shape).numel() for part in parts)
         if numbers != torch.Size(shape).numel() or any(part.files[name].dtype != place.dtype for part in parts):
             raise CheckpointError(
