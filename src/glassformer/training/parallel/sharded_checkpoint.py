@@ -200,10 +200,10 @@ class _Held(NamedTuple):
 
 def _held(trained: Trained) -> Iterator[_Held]:
     """Yield all that is kept; tied weights once."""
-    model, optimizer = trained
-    if isinstance(model, FSDPModule):
+    if isinstance(trained.model, FSDPModule):
         # what ran last without a gradient has left some weights whole, which are not those that the optimizer knows
-        model.reshard()
+        trained.model.reshard()
+    model, optimizer = trained
     orders = row_orders(model)
     for name, value in model.state_dict().items():
         yield _Held(name, _OF_WEIGHTS, value.detach(), orders.get(name))
