@@ -121,7 +121,12 @@ class Ranks:
         Raises:
             RankLost: By its rank, one that did not say so in time.
         """
-        self.store.set(f"{name}/{self.rank}", "")
+        try:
+            self.store.set(f"{name}/{self.rank}", "")
+        except (dist.DistError, RuntimeError) as error:
+            # who keeps the store is gone, and nobody else can be asked
+            self.missing = [0]
+            raise self._lost(self.missing, seconds) from error
         if self.leads:
             absent = self._absent([f"{name}/{rank}" for rank in range(self.size)], seconds)
             self.missing = [int(key.rpartition("/")[2]) for key in absent]
