@@ -16,6 +16,7 @@ Source: Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (2312.10794), section
 Combes 2020, "A Mathematical Theory of Attention" (2007.02876), for attention on measures; the rate is that of any mean.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.arguments import Count, Natural, checked
+from glassformer.arguments import Count, Natural, Several, checked
 from glassformer.attention import AttentionLayer, Context, Mask, Separate, Softmax
 from glassformer.attention.projections import ProjectionInputs
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, WrongArgument
@@ -61,7 +62,7 @@ class TokenMeasure:
         mass: How much each weighs, above 0; None for equal masses. What they sum to makes no difference to a head.
 
     Raises:
-        ShapeMismatch: There are as many masses as tokens in no way.
+        ShapeMismatch: There is not one mass for each token.
         WrongArgument: A mass is not above 0.
     """
 
@@ -190,7 +191,7 @@ class HeadOperator:
         # query draw sample
         of_drawn = scores[:, drawn]
         found = torch.einsum("qds,dsv->dqv", of_drawn.softmax(-1), values[drawn])
-        mean = of_drawn.logsumexp(-1) - torch.tensor(float(drawn.shape[-1])).log().to(scores)
+        mean = of_drawn.logsumexp(-1) - math.log(drawn.shape[-1])
         return found, (mean - self.log_normaliser(at, measure)[:, None]).exp().mT
 
     def _projected(self, tokens: Tokens) -> Any:
@@ -207,7 +208,7 @@ def sampling_errors(
     operator: HeadOperator,
     at: Tokens,
     measure: TokenMeasure,
-    counts: list[int],
+    counts: Several[Count],
     *,
     draws: Count = 200,
     seed: int = 0,

@@ -65,16 +65,18 @@ def jacobian_norm(
     """
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
-    _, pull = torch.func.vjp(function, x)
     found = change = 0.0
-    for _ in range(most):
-        _, pushed = torch.func.jvp(function, (x,), (direction / direction.norm(),))
-        before, found = found, float(pushed.norm())
-        [direction] = pull(pushed)
-        change = abs(found - before)
-        # a direction that is mapped to nothing has no successor
-        if change <= tolerance * found or not direction.any():
-            return found
+    # weights keep no graph of what is pushed and pulled
+    with torch.no_grad():
+        _, pull = torch.func.vjp(function, x)
+        for _ in range(most):
+            _, pushed = torch.func.jvp(function, (x,), (direction / direction.norm(),))
+            before, found = found, float(pushed.norm())
+            [direction] = pull(pushed)
+            change = abs(found - before)
+            # a direction that is mapped to nothing has no successor
+            if change <= tolerance * found or not direction.any():
+                return found
     raise NotConverged(
         f"jacobian_norm: after {most} steps the stretch is {found:.6g} and still changes by {change:.2g}. Take a larger "
         "most=, or a larger tolerance=."
