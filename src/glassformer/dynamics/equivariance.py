@@ -23,7 +23,7 @@ from glassformer.arguments import Count, checked
 from glassformer.attention import AttentionLayer, Context, Mask, SubLayerModule, causal
 from glassformer.attention.projections import ProjectionInputs
 from glassformer.config import require
-from glassformer.dynamics.equivariance_laws import LAWS, EquivarianceLaw, MaskName, Point
+from glassformer.dynamics.equivariance_laws import EQUIVARIANCE_LAWS, EquivarianceLaw, MaskName, Point
 from glassformer.errors import AnalysisUnavailable, GlassformerError, UnknownKind, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Model, Stack
@@ -72,16 +72,16 @@ def equivariance_table(module: nn.Module, *, length: Count = 8, seed: int = 0) -
         AnalysisUnavailable: It is no such map, or reads another stack's output.
     """
     tried, defects, left_out = _as_map(module), dict[str, float](), dict[str, str]()
-    for name in LAWS:
+    for name in EQUIVARIANCE_LAWS:
         try:
             defects[name] = _defect(name, tried, length, seed)
         except AnalysisUnavailable as error:
             left_out[name] = str(error).partition("\n")[0]
-    values = torch.tensor([defects.get(name, torch.nan) for name in LAWS], dtype=torch.float64)
+    values = torch.tensor([defects.get(name, torch.nan) for name in EQUIVARIANCE_LAWS], dtype=torch.float64)
     return EquivarianceTable(
-        defect=Labelled(values, ("law",), {"law": [*LAWS]}),
-        holds={name: defects[name] <= EXACT if name in defects else None for name in LAWS},
-        stated={name: _stated(LAWS[name], tried) for name in LAWS},
+        defect=Labelled(values, ("law",), {"law": [*EQUIVARIANCE_LAWS]}),
+        holds={name: defects[name] <= EXACT if name in defects else None for name in EQUIVARIANCE_LAWS},
+        stated={name: _stated(EQUIVARIANCE_LAWS[name], tried) for name in EQUIVARIANCE_LAWS},
         left_out=left_out,
     ).bound(Binding("equivariance_table", module, seed=seed))
 
@@ -91,7 +91,7 @@ def equivariance_defect(law: str, module: nn.Module, *, length: Count = 8, seed:
     """How far a map is from obeying one law, as `EquivarianceTable.defect` has it.
 
     Args:
-        law: Its name, from `LAWS`.
+        law: Its name, from `EQUIVARIANCE_LAWS`.
         module: As of `equivariance_table`.
         length: Tokens of a text.
         seed: Of input and element.
@@ -101,13 +101,13 @@ def equivariance_defect(law: str, module: nn.Module, *, length: Count = 8, seed:
         ConfigError: As of `equivariance_table`.
         AnalysisUnavailable: As of `equivariance_table`, or the law is not defined for this map.
     """
-    if law not in LAWS:
-        raise UnknownKind(f'no law "{law}".{nearest(law, LAWS)} Laws: {", ".join(LAWS)}.')
+    if law not in EQUIVARIANCE_LAWS:
+        raise UnknownKind(f'no law "{law}".{nearest(law, EQUIVARIANCE_LAWS)} Laws: {", ".join(EQUIVARIANCE_LAWS)}.')
     return _defect(law, _as_map(module), length, seed)
 
 
 def _defect(name: str, module: nn.Module, length: int, seed: int) -> float:
-    law = LAWS[name]
+    law = EQUIVARIANCE_LAWS[name]
     if law.of_heads and not isinstance(module, AttentionLayer):
         raise AnalysisUnavailable(
             f'the law "{name}" acts on queries, keys and values of one attention layer; found {type(module).__name__}.'

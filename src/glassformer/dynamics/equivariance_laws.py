@@ -255,7 +255,7 @@ def _by_products(layer: AttentionLayer) -> bool | None:
     return True if layer.mixer.traits.by_products and meets else None
 
 
-LAWS: dict[str, EquivarianceLaw] = {
+EQUIVARIANCE_LAWS: dict[str, EquivarianceLaw] = {
     "batch": EquivarianceLaw(
         "permutations of rows", lambda x, rng: _order(len(x.stream), rng), _in_turn, _exchange_rows, _rows, _always,
     ),
@@ -280,7 +280,8 @@ LAWS: dict[str, EquivarianceLaw] = {
         _repeat, lambda times, out: out.repeat_interleave(times, 1), masks=("full",),
     ),
     "values scaled": EquivarianceLaw(
-        "numbers but zero, by multiplying", lambda x, rng: -1.7, _times, _values(_times), _times, _linear, of_heads=True,
+        "numbers but zero, by multiplying", lambda x, rng: -1.7, _times,
+        _values(_times), _times, _linear, of_heads=True,
     ),
     "values turned": EquivarianceLaw(
         "rotations of values", lambda x, rng: _rotation(x.qkv[2].shape[-1], rng), _matrices,

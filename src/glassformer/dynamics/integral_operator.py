@@ -133,6 +133,10 @@ class HeadOperator:
         """
         return self.weights(at, measure) @ self.values(measure.tokens)
 
+    def self_attention(self, tokens: Tokens) -> Float[Tensor, "token d_value"]:
+        """What the head mixes for tokens that look at each other, without a mask."""
+        return self(tokens, TokenMeasure(tokens))
+
     def scores(self, at: Tokens, tokens: Tokens) -> Float[Tensor, "query token"]:
         """The logarithm of the kernel; arguments as of a call."""
         return self.queries(at) @ self.keys(tokens).mT

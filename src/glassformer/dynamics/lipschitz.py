@@ -23,7 +23,7 @@ Both follow from the inequality of Cauchy and Schwarz for each row; rotations le
 scores, biases and norms of queries and keys are not covered.
 Source: Kim, Papamakarios and Mnih 2021, "The Lipschitz Constant of Self-Attention" (2006.04710), theorem 3.1, for the
 counterexample; Castin, Ablin and Peyre 2024, "How Smooth Is Attention?" (2312.14820), section 3, for bounds on balls,
-which grow with sqrt(n) R^2 as these do, with other constants.
+which grow with sqrt(n) and end in a regime without n as these do, with other constants.
 """
 
 import math
@@ -78,8 +78,8 @@ def jacobian_norm(
             if change <= tolerance * found or not direction.any():
                 return found
     raise NotConverged(
-        f"jacobian_norm: after {most} steps the stretch is {found:.6g} and still changes by {change:.2g}. Take a larger "
-        "most=, or a larger tolerance=."
+        f"jacobian_norm: after {most} steps the stretch is {found:.6g} and still changes by {change:.2g}. Take a "
+        "larger most=, or a larger tolerance=."
     )
 
 
@@ -112,21 +112,11 @@ def lipschitz_bounds(operator: HeadOperator, tokens: Tokens) -> LipschitzBounds:
     """
     radius = float(tokens.stream.norm(dim=-1).max())
     return LipschitzBounds(
-        measured=jacobian_norm(lambda x: self_attention(operator, tokens._replace(stream=x)), tokens.stream),
-        at_tokens=bound_at(operator, tokens),
+        measured=jacobian_norm(lambda x: operator.self_attention(tokens._replace(stream=x)), tokens.stream),
+        at_tokens=local_bound(operator, tokens),
         on_ball=ball_bound(operator, radius, len(tokens.stream)),
         radius=radius,
     )
-
-
-def self_attention(operator: HeadOperator, tokens: Tokens) -> Tensor:
-    """What a head mixes for tokens that look at each other, `token d_value`.
-
-    Args:
-        operator: The head.
-        tokens: The text.
-    """
-    return operator(tokens, TokenMeasure(tokens))
 
 
 @checked
@@ -148,7 +138,7 @@ def ball_bound(operator: HeadOperator, radius: Positive, n_tokens: Count) -> flo
 
 
 @checked
-def bound_at(operator: HeadOperator, tokens: Tokens) -> float:
+def local_bound(operator: HeadOperator, tokens: Tokens) -> float:
     """What the stretch of a head is not above at some tokens.
 
     Args:
