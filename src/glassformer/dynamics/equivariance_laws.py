@@ -222,7 +222,8 @@ def _by_distance(layer: AttentionLayer) -> bool | None:
     """Positions that come in by their differences, and nothing else that goes by them."""
     place = layer.positions
     biased = place.has_bias and place.bias_by_offset
-    turned = place.rotates and layer.mixer.by_offset and not place.by_length and not place.has_scores
+    in_line = not (place.by_length or place.has_scores or layer.config.positions.of_grid)
+    turned = place.rotates and layer.mixer.by_offset and in_line
     return True if (biased or turned) and _by_scores(layer) else None
 
 

@@ -212,12 +212,12 @@ def sampling_errors(
     operator: HeadOperator,
     at: Tokens,
     measure: TokenMeasure,
-    counts: Several[Count],
+    lengths: Several[Count],
     *,
     draws: Count = 200,
     seed: int = 0,
 ) -> Labelled:
-    """How far n tokens drawn from a measure are from it, root mean squares over draws and tokens: `error samples`.
+    """How far n tokens drawn from a measure are from it, root mean squares over draws and tokens: `error length`.
 
     `weighted` is of Z_n/Z (y_n - y), `plain` of y_n - y, and `expected` is s / sqrt(n): see the module.
 
@@ -225,19 +225,19 @@ def sampling_errors(
         operator: The head.
         at: Where it is asked.
         measure: What is drawn from, with replacement.
-        counts: Numbers of tokens n.
-        draws: How often each.
+        lengths: Numbers of tokens n, of texts that are drawn.
+        draws: How many of each.
         seed: Of the draws.
     """
     generator = torch.Generator(measure.shares.device).manual_seed(seed)
     with torch.no_grad():
         exact, variance = operator(at, measure), operator.sampling_variance(at, measure).mean()
         rows: list[list[Tensor]] = [[], [], []]
-        for n in counts:
+        for n in lengths:
             drawn = torch.multinomial(measure.shares, draws * n, replacement=True, generator=generator)
             found, ratio = operator.sampled(at, measure, drawn.view(draws, n))
             off = (found - exact).square().sum(-1)
             for row, squared in zip(rows, ((ratio.square() * off).mean(), off.mean(), variance / n)):
                 row.append(squared.sqrt())
     values = torch.stack([torch.stack(row) for row in rows])
-    return Labelled(values, ("error", "samples"), {"error": ["weighted", "plain", "expected"], "samples": [*counts]})
+    return Labelled(values, ("error", "length"), {"error": ["weighted", "plain", "expected"], "length": [*lengths]})

@@ -35,10 +35,11 @@ X = tokens_of(stream(1, 6)[0])
 AT = tokens_of(stream(1, 3, 4)[0])
 
 
-def whole(found: AttentionLayer, tokens: Tokens) -> Tensor:
-    at = tokens.positions[None]
-    context = Context(Mask(), at, at)
-    return Layer(found).read(tokens.stream[None], "z", context=context)["z"][0]
+def whole(found: AttentionLayer, tokens: Tokens, *, grad: bool = False) -> Tensor:
+    at, of = tokens.positions[None], Layer(found)
+    tape = of.tape("z", grad=grad)
+    of(tokens.stream[None], Context(Mask(), at, at), tape=tape)
+    return tape.values["z"][0]
 
 
 @in_one_pass
@@ -52,18 +53,10 @@ def test_a_layer_without_a_mask_is_the_operator_at_the_measure_of_its_text(
     close(operator.self_attention(X), whole(found, X)[head])
     # slopes too
     weights = torch.sin(torch.arange(24.0)).double().view(6, 4)
-    slopes = []
-    for map_of in (operator.self_attention, lambda tokens: whole(found, tokens)[head]):
-        x = X.stream.clone().requires_grad_()
-        if map_of == operator.self_attention:
-            made = map_of(X._replace(stream=x))
-        else:
-            at = X.positions[None]
-            tape = Layer(found).tape("z", grad=True)
-            Layer(found)(x[None], Context(Mask(), at, at), tape=tape)
-            made = tape.values["z"][0, head]
-        slopes.append(torch.autograd.grad((made * weights).sum(), x)[0])
-    close(slopes[0], slopes[1])
+    x = X.stream.clone().requires_grad_()
+    made = operator.self_attention(X._replace(stream=x)), whole(found, X._replace(stream=x), grad=True)[head]
+    ours, theirs = (torch.autograd.grad((z * weights).sum(), x)[0] for z in made)
+    close(ours, theirs)
 
 
 def test_the_equation_is_what_is_computed() -> None:

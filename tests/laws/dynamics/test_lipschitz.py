@@ -44,13 +44,13 @@ def test_power_iteration_finds_the_largest_singular_value_of_the_whole_jacobian(
         found, tokens = operator(seed=seed), text(seed=seed)
         largest = float(torch.linalg.matrix_norm(whole_jacobian(found, tokens), 2))
         assert stretch(found, tokens) == pytest.approx(largest, rel=1e-4)
-    matrix = stream(1, 7)[0]
-    assert jacobian_norm(lambda x: matrix @ x, stream(1, 2)[0].T[:12]) == pytest.approx(
+    matrix, x = stream(1, 7)[0], stream(1, 2)[0].mT
+    assert jacobian_norm(lambda x: matrix @ x, x) == pytest.approx(
         float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4
     )
     assert jacobian_norm(lambda x: 0 * x, matrix) == 0
     with pytest.raises(NotConverged, match="after 1 steps"):
-        jacobian_norm(lambda x: matrix @ x, stream(1, 2)[0].T[:12], most=1)
+        jacobian_norm(lambda x: matrix @ x, x, most=1)
 
 
 def test_what_is_measured_is_below_the_bound_at_the_tokens_and_that_below_the_bound_of_the_ball() -> None:
