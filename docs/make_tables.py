@@ -234,8 +234,7 @@ def equivariance(rows: dict[str, list[dict[str, list[str]]]]) -> dict[str, str]:
     heads = [law.replace(" ", "<br>") for law in EQUIVARIANCE_LAWS]
     return {
         group: _table(
-            [(group, *heads)]
-            + [("<br>".join(f"`{one}`" for one in row["settings"]), *row["signs"]) for row in found]
+            [(group, *heads)] + [("<br>".join(f"`{one}`" for one in row["settings"]), *row["signs"]) for row in found]
         )
         for group, found in rows.items()
     }

@@ -249,7 +249,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Erasure": _one_pass(subspaces.erasure),
     "ErasureEffects": lambda: probes.erasure_effects(_small(), list(_ids()), _labels(), folds=2),
     "ExpertLoad": lambda: behaviour.expert_load(subject("experts").model, _ids(), capacity=1.0),
-    "EquivarianceTable": lambda: equivariance_table(_small(), length=4),
     "ExpertTraining": _expert_training,
     "Explanation": lambda: explanations.sample("short"),
     "FactEdit": lambda: gradients.edit_fact(_small(), _ids()[:1], 3, layer=0, size=0.5, neighbours=[[1, 2]]),

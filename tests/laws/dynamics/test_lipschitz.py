@@ -45,9 +45,7 @@ def test_power_iteration_finds_the_largest_singular_value_of_the_whole_jacobian(
         largest = float(torch.linalg.matrix_norm(whole_jacobian(found, tokens), 2))
         assert stretch(found, tokens) == pytest.approx(largest, rel=1e-4)
     matrix, x = stream(1, 7)[0], stream(1, 2)[0].mT
-    assert jacobian_norm(lambda x: matrix @ x, x) == pytest.approx(
-        float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4
-    )
+    assert jacobian_norm(lambda x: matrix @ x, x) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
     assert jacobian_norm(lambda x: 0 * x, matrix) == 0
     with pytest.raises(NotConverged, match="after 1 steps"):
         jacobian_norm(lambda x: matrix @ x, x, most=1)
