@@ -231,13 +231,21 @@ def theory(page: Path) -> dict[str, str]:
 
 def equivariance(rows: dict[str, list[dict[str, list[str]]]]) -> dict[str, str]:
     """Return a table of laws for mechanisms and one for positions: a row for settings that obey the same."""
+    kinds = {one.partition("(")[0] for row in rows["mechanism"] for one in row["settings"]}
+    if sorted(kinds) != [kind for kind, _ in _registered()]:
+        raise SystemExit("laws were tried of other mechanisms than there are: python docs/make_theory.py symmetries")
     heads = [law.replace(" ", "<br>") for law in EQUIVARIANCE_LAWS]
     return {
-        group: _table(
-            [(group, *heads)] + [("<br>".join(f"`{one}`" for one in row["settings"]), *row["signs"]) for row in found]
-        )
+        group: _table([(group, *heads)] + [(_settings(row["settings"]), *row["signs"]) for row in found])
         for group, found in rows.items()
     }
+
+
+def _settings(names: Sequence[str], width: int = 120) -> str:
+    """Return as many names as a cell has room for, and how many more there are."""
+    shown = [name for i, name in enumerate(names) if i == 0 or sum(map(len, names[: i + 1])) <= width]
+    more = f"<br>and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return "<br>".join(f"`{name}`" for name in shown) + more
 
 
 def _ran(report: dict[str, Any]) -> str:

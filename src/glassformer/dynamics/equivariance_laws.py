@@ -238,7 +238,7 @@ def _looks_back(layer: AttentionLayer) -> bool | None:
 
 
 def _linear(layer: AttentionLayer) -> bool | None:
-    return True if layer.mixer.traits.linear_in_value in ("exact", "grouped", "convolved") else None
+    return True if layer.mixer.traits.linear_in_value in ("exact", "grouped") else None
 
 
 def _one_for_all_channels(layer: AttentionLayer) -> bool | None:

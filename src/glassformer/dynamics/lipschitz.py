@@ -4,14 +4,14 @@
     dz_i = sum_j P_ij dv_j + s sum_j P_ij (v_j - z_i)(q_i . dk_j) + s sum_j P_ij (v_j - z_i)(k_j . dq_i)
 
 The last term has the covariance of keys and values under a row of the pattern, which grows with the square of what the
-tokens are long: self-attention by products is not Lipschitz. For three tokens 0, t e, -t e, all at one place, row 0 is
-even, and the block of the Jacobian from token 0 to itself is W_V / 3 and a matrix of norm
+tokens are long: self-attention by products is not Lipschitz. Of three tokens 0, t e, -t e, all at one place, the first
+looks at all alike, and the block of the Jacobian from it to itself is a third of W_V and a matrix whose norm is
 
     2/3 t^2 s |e W_V| |e W_K W_Q'|
 
-Of n tokens that are no longer than R it is Lipschitz. With a = s |W_Q| |W_K|, spectral norms, terms in their order,
+Of n tokens that are no longer than R it is Lipschitz. With spectral norms, and the terms in their order,
 
-    |J| <= |W_V| (sqrt(c) + sqrt(c) a R^2 + a R^2),    c = min(n, e^(2 a R^2))
+    |J| <= |W_V| (sqrt(c) + sqrt(c) a R^2 + a R^2),    a = s |W_Q| |W_K|,    c = min(n, e^(2 a R^2))
 
 where c bounds the sums of columns of P, so that n counts until the ball is what keeps columns apart. At given tokens
 the same three terms are bounded by what they are made of: with c the largest sum of a column of P, S_i the covariance
@@ -36,7 +36,7 @@ from torch import Tensor
 from glassformer.arguments import Count, Positive, checked
 from glassformer.attention import NoPositions, Rope
 from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens
-from glassformer.errors import AnalysisUnavailable, NotConverged
+from glassformer.errors import AnalysisUnavailable, NotConverged, WrongArgument
 from glassformer.numerics.decompositions import singular_values, svd
 
 
@@ -109,7 +109,13 @@ def lipschitz_bounds(operator: HeadOperator, tokens: Tokens) -> LipschitzBounds:
 
     Raises:
         AnalysisUnavailable: Queries, keys and values are no matrices times tokens, up to rotations.
+        WrongArgument: Tokens are not in float64: with the layer, call `.double()`.
     """
+    if tokens.stream.dtype != torch.float64:
+        raise WrongArgument(
+            f"lipschitz_bounds: tokens= takes a stream in float64; found {tokens.stream.dtype}. Give the layer's "
+            ".double(), and tokens of it."
+        )
     radius = float(tokens.stream.norm(dim=-1).max())
     return LipschitzBounds(
         measured=jacobian_norm(lambda x: operator.self_attention(tokens._replace(stream=x)), tokens.stream),

@@ -17,7 +17,7 @@ from glassformer.dynamics import (
     stretched_tokens,
     tokens_of,
 )
-from glassformer.errors import AnalysisUnavailable, NotConverged
+from glassformer.errors import AnalysisUnavailable, NotConverged, WrongArgument
 from glassformer.testing.layers import D_MODEL, randomise, stream
 
 
@@ -108,5 +108,7 @@ def test_heads_with_more_than_matrices_and_turns_have_no_bounds() -> None:
         for asked in (local_bound, lipschitz_bounds):
             with pytest.raises(AnalysisUnavailable, match=what):
                 asked(operator(**slots), text())
+    with pytest.raises(WrongArgument, match="float64"):
+        lipschitz_bounds(operator(), Tokens(text().stream.float(), text().positions))
     with pytest.raises(AnalysisUnavailable, match="alibi"):
         operator(positions=Alibi())
