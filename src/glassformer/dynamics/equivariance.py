@@ -69,8 +69,8 @@ def equivariance_table(module: nn.Module, *, length: Count = 8, seed: int = 0) -
     """Which laws a map from streams to streams obeys: every law, tried on it.
 
     Args:
-        module: A sub-layer, a block, a stack, or a decoder or encoder of tokens, whose output is the stream at its end.
-            Of one that is not in float64 a copy is tried that is.
+        module: A sub-layer, a block, a stack, or a decoder or encoder of tokens, which has a mask of its own and whose
+            output is the stream at its end. Of one that is not in float64 a copy is tried that is.
         length: Tokens of a text.
         seed: Of inputs and elements.
 
@@ -120,12 +120,19 @@ def _defect(name: str, module: nn.Module, length: int, seed: int) -> float:
             f'the law "{name}" acts on queries, keys and values of one attention layer; found {type(module).__name__}.'
         )
     refused: GlassformerError | None = None
-    for mask in law.masks:
+    for mask in _masks(law, module):
         try:
             return _broken_by(law, module, mask, length, torch.Generator().manual_seed(seed))
         except GlassformerError as error:
             refused = error
     raise AnalysisUnavailable(f'the law "{name}" is not defined here: {refused}') from refused
+
+
+def _masks(law: EquivarianceLaw, module: nn.Module) -> tuple[MaskName, ...]:
+    """Return the masks under which a law is asked of a map; a model has one of its own."""
+    if isinstance(module, Model):
+        return ("full",) if module.reads_ahead() else ("causal",)
+    return law.masks
 
 
 def _broken_by(
@@ -148,8 +155,10 @@ def _stated(law: EquivarianceLaw, module: nn.Module) -> bool | None:
         return None
     if isinstance(module, SubLayerModule):
         return True if module.by_position else None
-    if isinstance(module, Model) and law.moves_places and module.output_embed.positions is not None:
-        return None
+    if isinstance(module, Model):
+        placed = law.moves_places and module.output_embed.positions is not None
+        if placed or not set(_masks(law, module)) <= set(law.masks):
+            return None
     return True if all(_stated(law, part) for part in _parts(module)) else None
 
 

@@ -70,7 +70,8 @@ class EquivarianceLaw:
         on_input: What g makes of what goes in.
         on_output: What rho(g) makes of what comes out.
         stated: Whether an attention layer says of itself that it obeys; None if it says nothing.
-        masks: Under which masks it is asked; of several, the first that a map takes.
+        masks: Under which masks it is asked; of several, the first that a map takes. Of a model it is asked under the
+            model's own.
         of_heads: Whether it acts on queries, keys and values.
         moves_places: Whether it brings tokens to other positions, which position vectors in the stream tell apart.
     """

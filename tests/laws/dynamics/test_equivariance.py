@@ -26,6 +26,7 @@ from glassformer.attention import (
 from glassformer.dynamics import EQUIVARIANCE_LAWS, EquivarianceTable, equivariance_defect, equivariance_table
 from glassformer.dynamics.equivariance_laws import Point
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownKind
+from glassformer.models import DecoderConfig, EncoderConfig, Mlp, block
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, POSITIONS, randomise
 from glassformer.testing.models import subject
@@ -116,8 +117,6 @@ def test_the_laws_of_a_block_follow_from_its_parts_and_those_of_a_stack_from_its
     for one in model.stack.blocks:
         follow(one, [one.part(part) for part in one.names])
     follow(model.stack, list(model.stack.blocks))
-    if model.embed.positions is None:
-        follow(model, [model.stack])
 
 
 def test_what_parts_break_may_hold_of_the_whole() -> None:
@@ -131,9 +130,21 @@ def test_what_parts_break_may_hold_of_the_whole() -> None:
 
 def test_vectors_of_positions_in_the_stream_tell_places_apart() -> None:
     table = equivariance_table(subject("gpt2").model)
-    assert {name for name in OF_TOKENS if table.holds[name] is False} == {"tokens", "translation"}
-    assert table.stated["tokens with positions"] and table.stated["translation"] is None
+    assert {name for name in OF_TOKENS if table.holds[name]} == {"batch", "truncation"}
+    assert table.stated["truncation"] and table.stated["translation"] is None
     assert table.holds["heads"] is None and "attention layer" in table.left_out["heads"]
+
+
+def test_a_model_is_asked_under_the_mask_that_it_has() -> None:
+    layers = (block(n_heads=2, positions=Rope(), mlp=Mlp(8)),) * 2
+    obeyed: dict[str, set[str]] = {}
+    for config in (DecoderConfig(9, 12, layers, max_len=24), EncoderConfig(9, 12, layers, max_len=24)):
+        table = equivariance_table(randomise(cast(Any, config).build().double().eval()))
+        assert not table.contradicted
+        obeyed[str(config.kind)] = {name for name in OF_TOKENS if table.holds[name]}
+    # only what looks back can be cut, and only what looks both ways exchanged or repeated
+    assert obeyed["decoder"] == {"batch", "translation", "truncation"}
+    assert obeyed["encoder"] == {"batch", "translation", "tokens with positions", "repetition"}
 
 
 def test_a_law_that_holds_holds_of_slopes_too() -> None:
