@@ -199,7 +199,8 @@ def _point(module: Any, of_heads: bool, length: int, generator: torch.Generator)
         return Point(x, positions)
     place, context = module.positions, Context(Mask(), positions[None], positions[None])
     with torch.no_grad():
-        heads, _ = module.projection(ProjectionInputs(*place.inputs(x, x, context), x, place, context))
+        of_query, of_key = place.inputs(x, x, context)
+        heads, _ = module.projection(ProjectionInputs(of_query, of_key, x, place, context))
     return Point(x, positions, heads)
 
 

@@ -68,9 +68,9 @@ def jacobian_norm(
     found = change = 0.0
     # weights keep no graph of what is pushed and pulled
     with torch.no_grad():
-        _, pull = torch.func.vjp(function, x)
+        pull = torch.func.vjp(function, x)[1]
         for _ in range(most):
-            _, pushed = torch.func.jvp(function, (x,), (direction / direction.norm(),))
+            pushed = torch.func.jvp(function, (x,), (direction / direction.norm(),))[1]
             before, found = found, float(pushed.norm())
             [direction] = pull(pushed)
             change = abs(found - before)

@@ -22,7 +22,8 @@ from glassformer.testing.layers import D_MODEL, randomise, stream
 
 
 def operator(head: int = 0, *, std: float = 0.4, seed: int = 0, **slots: Any) -> HeadOperator:
-    layer = Attention(4, 2, 4, **({"positions": Rope()} | slots)).build(D_MODEL, 32, 0, "").double().eval()
+    chosen: dict[str, Any] = {"positions": Rope()} | slots
+    layer = Attention(4, 2, 4, **chosen).build(D_MODEL, 32, 0, "").double().eval()
     return HeadOperator(randomise(layer, seed, std), head)
 
 
@@ -98,13 +99,14 @@ def test_a_ball_bound_grows_with_the_root_of_the_number_of_tokens_until_the_ball
 
 
 def test_heads_with_more_than_matrices_and_turns_have_no_bounds() -> None:
-    for slots, what in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"projection": Separate(bias=True)}, "biases"),
         ({"projection": Separate(qk_norm=QueryKeyNorm())}, "norms of queries or keys"),
         ({"projection": Separate(clip=0.5)}, "cut off"),
         ({"positions": QueryKeyOnly()}, 'positions "query_key_only"'),
         ({"positions": Rope(scaling=YarnScaling(4.0, original_length=16))}, 'positions "rope"'),
-    ):
+    ]
+    for slots, what in refused:
         for asked in (local_bound, lipschitz_bounds):
             with pytest.raises(AnalysisUnavailable, match=what):
                 asked(operator(**slots), text())
