@@ -34,7 +34,6 @@ from glassformer.attention import (
     window,
 )
 from glassformer.attention.kernels.paged import PagedRows, Places
-from glassformer.dynamics import equivariance_table
 from glassformer.errors import ConfigError, NoPattern
 from glassformer.models import BlockConfig, DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from glassformer.models.stack import make_context, mapped, tensors, with_source
@@ -205,12 +204,10 @@ def test_scan_equals_parallel(kind: str, data: st.DataObject) -> None:
 
 @every
 @given(st.data())
-def test_permuting_the_batch_permutes_the_output_as_all_equivariance_laws_hold_that_traits_state(
-    kind: str, data: st.DataObject
-) -> None:
+def test_permuting_the_batch_permutes_the_output(kind: str, data: st.DataObject) -> None:
     layer, n = data.draw(layers(kind)), data.draw(sizes)
-    table = equivariance_table(layer.module, length=n)
-    assert table.stated["batch"] and not table.contradicted
+    x, order = stream(3, n), torch.tensor([2, 0, 1])
+    close(layer(x[order]), layer(x)[order])
 
 
 @stepwise

@@ -92,6 +92,14 @@ def test_what_is_not_normalised_counts_its_tokens_and_what_reads_whole_texts_is_
     assert bool(table.defect.select(law="truncation").values.isnan())
 
 
+@pytest.mark.parametrize("kind", MixerConfig.registry)
+def test_no_mechanism_breaks_what_its_traits_state(kind: str) -> None:
+    cls = cast(Any, MixerConfig.registry[kind])
+    for mixer in (cls(**fields) for fields in ({}, *cls.variants)):
+        table = equivariance_table(layer(mixer))
+        assert table.stated["batch"] and not table.contradicted, mixer
+
+
 @in_one_pass
 @pytest.mark.parametrize("place", POSITIONS)
 def test_no_positions_break_what_they_state(place: PositionsConfig) -> None:
