@@ -60,7 +60,12 @@ def test_a_block_that_shares_has_the_weights_and_both_have_the_sum_of_gradients(
         text_loss(each, BATCH).backward()
     both = [dict(apart.stack.blocks[i].named_parameters()) for i in (0, 1)]
     for name, parameter in made.stack.blocks[0].named_parameters():
-        close(parameter.grad, both[0][name].grad + both[1][name].grad)
+        close(gradient(parameter), gradient(both[0][name]) + gradient(both[1][name]))
+
+
+def gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def test_what_is_shared_or_left_out_is_what_costs_least(model: Decoder) -> None:

@@ -194,13 +194,16 @@ class PermutationProduct(SerialQuestion, kind="permutation-product"):
 
 @dataclasses.dataclass(frozen=True)
 class IteratedSquaring(SerialQuestion, kind="iterated-squaring"):
-    """`5 mod23 ^2 ^2 ^2 =` -> `2 4 16`: a number squared again and again modulo a prime.
+    """`5 mod23 ^2 ^2 ^2 =` -> `2 4 16`: a number squared again and again modulo another one.
 
-    No way is known to do it in parallel, modulo numbers that grow. A number and what it lacks to the modulus have the
-    same squares, and are the same question. Moduli whose half is prime again, as 23, 47 and 59 have, make long cycles.
+    No way is known to do it in parallel, for moduli that grow. A number and what it lacks to the modulus have the same
+    squares, and are the same question. Primes m for which (m - 1) / 2 is prime too, as 23, 47 and 59, make long cycles.
 
     Args:
         moduli: What squares are taken modulo; a prompt has one of them.
+
+    Source: Rivest, Shamir and Wagner 1996, "Time-lock Puzzles and Timed-release Crypto" (squaring that cannot be
+    hurried).
     """
 
     moduli: Counts = (23, 47, 59)
