@@ -23,7 +23,7 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.analysis.causal import ablate, ablate_each
 from glassformer.analysis.losses import token_losses
-from glassformer.data import Batch, Split, TextConfig
+from glassformer.data import Batch, Document, TextConfig
 from glassformer.data.batch import next_token_batch
 from glassformer.fitting import Descent, batch_logits, kl_divergence
 from glassformer.models import Decoder
@@ -42,13 +42,13 @@ Loss = Callable[[Decoder, Batch], Tensor]
 
 
 def run(case: Case) -> Measures:
-    model = shipped()
-    held_out = rows_of(model, "heldout", case["rows"], case.seed)
+    model, files = shipped(), DATA.documents()
+    held_out = rows_of(model, files["heldout"], case["rows"], case.seed)
     if case["way"] == WHOLE:
         return {"loss": loss(model, held_out), "parameters": parameters(model)}
     if case["way"] == PRUNED:
-        return pruned(case, model, held_out)
-    text = rows_of(model, "train", case["steps"] * case["batch"], case.seed)
+        return pruned(case, model, rows_of(model, files["train"], case["rows"], case.seed), held_out)
+    text = rows_of(model, files["train"], case["steps"] * case["batch"], case.seed)
     made = smaller(case["way"], model, text.rows(case["rows"]), case.seed)
     before = loss(made, held_out)
     fit(made, case, text, distance(model) if case["way"] == DISTILLED else text_loss)
@@ -66,12 +66,10 @@ def shipped() -> Decoder:
     return model.eval()
 
 
-def rows_of(model: Decoder, split: Split, count: int, seed: int) -> Batch:
-    """Return rows of files of a split, in an order of the seed; no row is of two files."""
+def rows_of(model: Decoder, files: Sequence[Document], count: int, seed: int) -> Batch:
+    """Return rows of files, in an order of the seed; no row is of two files."""
     encode, found, left = model.require_tokenizer().encode, list[Tensor](), count
-    documents = DATA.documents()[split]
-    Random(seed).shuffle(documents)
-    for document in documents:
+    for document in Random(seed).sample(files, len(files)):
         if left <= 0:
             break
         ids = torch.tensor(encode(document.text))
@@ -92,9 +90,9 @@ def parameters(model: Decoder) -> float:
     return float(sum(p.numel() for p in model.parameters()))
 
 
-def pruned(case: Case, model: Decoder, held_out: Batch) -> Measures:
-    """Return losses without shares of all heads: by their ablation on training text, and in random orders."""
-    swept = ablate_each(model, rows_of(model, "train", case["rows"], case.seed), report=case.report).loss_change
+def pruned(case: Case, model: Decoder, text: Batch, held_out: Batch) -> Measures:
+    """Return losses without shares of all heads: by their ablation on other text, and in random orders."""
+    swept = ablate_each(model, text, report=case.report).loss_change
     labels, random = list(map(str, swept.labels("heads"))), case.generator()
     orders = [torch.randperm(len(labels), generator=random) for _ in range(case["orders"])]
 
