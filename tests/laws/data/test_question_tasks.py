@@ -4,19 +4,26 @@ import ast
 import operator
 import re
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from glassformer.data import (
     Arithmetic,
+    CircuitValue,
     ClosingBrackets,
     DataConfig,
+    IteratedSquaring,
     MixtureConfig,
+    PermutationProduct,
     Question,
     QuestionConfig,
+    RunningSum,
+    SerialQuestion,
     SortedSums,
     Sorting,
     WhichTask,
@@ -36,7 +43,24 @@ TASKS: list[QuestionConfig] = [
     ClosingBrackets(n_min=2, n_max=8, n_kinds=2),
     SortedSums(),
     WhichTask(),
+    RunningSum(),
+    RunningSum(modulus=2, n_min=12, chain="none"),
+    PermutationProduct(chain="filler"),
+    PermutationProduct(generators=("231", "213"), n_min=5),
+    IteratedSquaring(),
+    IteratedSquaring(moduli=(15, 47), chain="filler"),
+    CircuitValue(),
+    CircuitValue(gates=("and", "not", "xnor"), n_inputs=2, chain="none"),
 ]
+IN_PYTHON = {
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+    "nand": lambda x, y: 1 - (x & y),
+    "nor": lambda x, y: 1 - (x | y),
+    "xnor": lambda x, y: 1 - (x ^ y),
+    "not": lambda x, y: 1 - x,
+}
 SPLITS: Any = ("train", "heldout", "test")
 
 
@@ -79,6 +103,30 @@ def solved(config: QuestionConfig, prompt: str) -> str:
                 return "arithmetic" if computed(about) >= 0 else "other"
             left = reduced(about)
             return "closing-brackets" if left and not set(left) & set(")]}>") else "other"
+        case SerialQuestion():
+            *before, found = worked_out(config, [symbol for symbol in prompt.split() if symbol not in "_="])
+            return "".join({"steps": before, "filler": ["."] * len(before), "none": []}[config.chain]) + found
+    raise AssertionError(config)
+
+
+def worked_out(config: SerialQuestion, symbols: list[str]) -> list[str]:
+    """Return the value behind each word: by sums, matrices, powers, and Python's operators."""
+    match config:
+        case RunningSum():
+            return [str(sum(map(int, symbols[:k])) % config.modulus) for k in range(1, len(symbols) + 1)]
+        case PermutationProduct():
+            places = len(symbols[0])
+            matrices = [np.eye(places, dtype=int)[[int(image) - 1 for image in symbol]] for symbol in symbols]
+            return ["".join(map(str, product.argmax(1) + 1)) for product in accumulate(matrices, operator.matmul)]
+        case IteratedSquaring():
+            number, modulus = int(symbols[0]), int(symbols[1].removeprefix("mod"))
+            return [str(pow(number, 2**k, modulus)) for k in range(1, len(symbols) - 1)]
+        case CircuitValue():
+            bits = {f"x{i}": int(bit) for i, bit in enumerate(symbols[: config.n_inputs])}
+            words = symbols[config.n_inputs :]
+            for kind, first, second in zip(words[::3], words[1::3], words[2::3]):
+                bits[f"x{len(bits)}"] = IN_PYTHON[kind](bits[first], bits[second])
+            return list(map(str, bits.values()))[config.n_inputs :]
     raise AssertionError(config)
 
 
