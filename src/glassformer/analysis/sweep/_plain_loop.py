@@ -10,6 +10,7 @@ from torch import Tensor
 from glassformer.analysis._run import run
 from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
+from glassformer.analysis.sweep._shared_rows import SharedRows, agreed, sharing
 from glassformer.analysis.sweep._worlds import circle
 from glassformer.analysis.sweep.metrics import (
     Metric,
@@ -51,12 +52,16 @@ def one_by_one(
     require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
     loop = Loop(model=model, inputs=base, target=target, base_edit=base_edit, plan=plan, metrics=metrics, grad=grad)
+    ranks, rows = sharing(model, grad), range(len(plan.rows))
+    base = agreed(ranks, loop.rows, metrics, loop.base())
+    shares = SharedRows(ranks, [[row] for row in rows], [1] * len(rows))
     found: list[Tensor] = []
-    for row in range(len(plan.rows)):
+    for row in shares.own:
         found.append(loop.row(row))
-        if report is not None:
-            report(row + 1, len(plan.rows))
-    return result(plan, metrics, torch.stack(found, 1), loop.base(), 1.0, len(found), "row by row")
+        if report is not None and ranks.rank == 0:
+            report(len(found), len(shares.own))
+    own = torch.stack(found, 1) if found else base[:, None][:, :0]
+    return result(plan, metrics, shares.gathered(own), base, 1.0, len(rows), "row by row")
 
 
 class Loop:
