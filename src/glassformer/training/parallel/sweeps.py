@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from glassformer.arguments import checked
 from glassformer.errors import ConfigError
 from glassformer.models.row_ranks import rows_shared_among
 from glassformer.numerics.placement import Device, device_of
@@ -28,7 +27,6 @@ _WAY_ON = "a sweep goes on with the rows that save_to has kept."
 
 
 @contextmanager
-@checked
 def shared_sweeps(device: Device = "cpu") -> Iterator[torch.device]:
     """Let the processes that were started together share the rows of sweeps, and yield where this one computes.
 
