@@ -356,7 +356,8 @@ def meshes(seconds: float) -> Rows:
         difference = abs(wrapped() - plain())
         assert difference < 1e-3, f"the two losses differ by {difference}"
         measured = compare(wrapped, plain, rounds=40, seconds=seconds, warmup=1)
-    yield Row("gpt-4l shape, 8 x 256", "training step, a mesh of one (FSDP2)", "plain training step", measured, aim=1.05)
+    case = "gpt-4l shape, 8 x 256"
+    yield Row(case, "training step, a mesh of one (FSDP2)", "plain training step", measured, aim=1.05)
     (alone,) = kept_by_ranks(1)
     for ranks, share in RING.items():
         most = max(kept_by_ranks(ranks))

@@ -3,8 +3,8 @@
     with rows_shared_among(ranks):      # on every rank, and all that is called inside too, with the same arguments
         sweep(model, text, plan, metric)
 
-They are named by a block of code and never found by themselves: what one process asks alone, as the leader of a training
-run does when it measures, would wait for others that never come.
+They are named by a block of code and never found by themselves: what one process asks alone, as the leader of a
+training run does when it measures, would wait for others that never come.
 """
 
 from collections.abc import Iterator

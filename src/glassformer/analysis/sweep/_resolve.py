@@ -68,7 +68,7 @@ def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Ed
 
 
 def said(rows: Sequence[Sequence[tuple[Site, Edit]]]) -> str:
-    """What rows of edits are, in a text that tells one plan from another: where each edits and how, not what it puts."""
+    """What rows of edits are, as a text that tells one plan from another: where each edits, and how."""
     return json_text([[(site.name, repr(edit.at), type(edit).__name__) for site, edit in row] for row in rows])
 
 

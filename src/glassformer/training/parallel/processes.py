@@ -204,7 +204,9 @@ def started() -> int:
     """How many processes were started together, by the environment; one that was started by itself is alone."""
     said = os.environ.get("WORLD_SIZE", "1")
     if not (said.isascii() and said.isdigit() and int(said) > 0):
-        raise ConfigError(f'WORLD_SIZE is "{said}" in the environment, where torchrun says how many processes it starts.')
+        raise ConfigError(
+            f'WORLD_SIZE is "{said}" in the environment, where torchrun says how many processes it starts.'
+        )
     return int(said)
 
 
