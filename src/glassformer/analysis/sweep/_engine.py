@@ -31,11 +31,11 @@ from glassformer.analysis.sweep._resolve import Lender, asked, joined, lend, pla
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import Entry, RowGroup, ScheduledPass, passes, worthwhile
-from glassformer.analysis.sweep._shared_rows import SharedRows, agreed, sharing
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, from_position, localised, positional
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
@@ -174,7 +174,7 @@ class _Engine:
                 self.count += 1
                 if report is not None and shares.ranks.rank == 0:
                     seen = sum(len(p.rows) for p in plan[: self.count])
-                    report(len(self.idle) + seen, len(self.idle) + len(own))
+                    report(len(self.idle) + shares.reached(seen), len(self.rows))
         values = shares.gathered(kept.merged(found, own))
         kept.complete(shares.rows, values)
         layers = sum(len(stack.blocks) for stack in self.model.stacks.values())

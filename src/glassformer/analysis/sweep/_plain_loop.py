@@ -10,7 +10,6 @@ from torch import Tensor
 from glassformer.analysis._run import run
 from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
-from glassformer.analysis.sweep._shared_rows import SharedRows, agreed, sharing
 from glassformer.analysis.sweep._worlds import circle
 from glassformer.analysis.sweep.metrics import (
     Metric,
@@ -21,6 +20,7 @@ from glassformer.analysis.sweep.metrics import (
     stacked,
 )
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.arguments import checked
 from glassformer.models import ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
@@ -59,7 +59,7 @@ def one_by_one(
     for row in shares.own:
         found.append(loop.row(row))
         if report is not None and ranks.rank == 0:
-            report(len(found), len(shares.own))
+            report(shares.reached(len(found)), len(rows))
     own = torch.stack(found, 1) if found else base[:, None][:, :0]
     return result(plan, metrics, shares.gathered(own), base, 1.0, len(rows), "row by row")
 

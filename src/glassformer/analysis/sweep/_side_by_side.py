@@ -25,10 +25,10 @@ from glassformer.analysis.sweep._resolve import joined
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import worthwhile
-from glassformer.analysis.sweep._shared_rows import SharedRows, agreed, sharing
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.analysis.sweep.metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import PositionLabels
@@ -87,7 +87,7 @@ def side_by_side(
                 kept.add(group, done)
             seen += len(group)
             if report is not None and ranks.rank == 0:
-                report(seen, len(shares.own))
+                report(shares.reached(seen), len(loop.rows))
     values = shares.gathered(kept.merged(found, shares.own))
     kept.complete(shares.rows, values)
     (passes,) = shares.totals(passes)

@@ -30,10 +30,11 @@ _WAY_ON = "a sweep goes on with the rows that save_to has kept."
 def shared_sweeps(device: Device = "cpu") -> Iterator[torch.device]:
     """Let the processes that were started together share the rows of sweeps, and yield where this one computes.
 
-    Inside, all of them make the same calls with the same arguments. Whatever sweeps (`patch`, `ablate_each`, `trace`, …)
-    runs this process's share of the rows and returns all of them, the same numbers to every process. What keeps a graph
-    for gradients, and what makes no sweep, each process does by itself. `report` is told of the share of rank 0, by
-    rank 0. With `save_to`, a rank keeps its rows in a file beside that one, which has all rows in the end.
+    Inside, all of them make the same calls with the same arguments. What sweeps (`patch`, `ablate_each`, …) and what
+    cuts edges (`path_patching`, `acdc`, …) runs this process's share of the rows and returns all of them, the same
+    numbers to every process. What keeps a graph for gradients, and all else, each process does by itself. Rank 0 calls
+    `report`, by how far it has come itself. With `save_to`, a rank keeps the rows of a sweep in a file beside that one,
+    which has all rows in the end.
 
     Args:
         device: Where to compute, `cpu` or `cuda`, of which each process of a machine takes the one of its number.

@@ -8,7 +8,7 @@ What was found is gathered as it is: all ranks have the same numbers, to the las
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -60,14 +60,22 @@ class SharedRows:
         ]
 
     @property
+    def start(self) -> int:
+        """Where this rank's rows begin among all, in the order of units."""
+        return sum(self.counts[: self.ranks.rank])
+
+    @property
     def own(self) -> list[int]:
         """The rows that this rank runs, in the order of units."""
-        first = sum(self.counts[: self.ranks.rank])
-        return self.rows[first : first + self.counts[self.ranks.rank]]
+        return self.rows[self.start : self.start + self.counts[self.ranks.rank]]
 
     def owns(self, unit: int) -> bool:
         """Whether this rank runs a unit, by its number."""
         return self.owners[unit] == self.ranks.rank
+
+    def reached(self, done: int) -> int:
+        """How many of all rows are done if others have come as far as this rank, which has done so many of its own."""
+        return done * len(self.rows) // len(self.own)
 
     def gathered(self, values: Float[Tensor, "metric own batch *axes"]) -> Float[Tensor, "metric row batch *axes"]:
         """Return the values of all rows, in the order of units, given those of this rank's own."""
@@ -112,10 +120,8 @@ def agreed(
     """
     if ranks.size == 1:
         return base
-    about = f"{said(rows)} {list(metrics)} {tuple(base.shape)} {base.dtype}"
-    digest = int.from_bytes(hashlib.sha256(about.encode()).digest()[:8], "big", signed=True)
-    asked = ranks.gather(torch.tensor([digest]))
-    _require([torch.equal(one, asked[0]) for one in asked], "another plan, or other metrics or prompts,")
+    about = [said(rows), *metrics, str(base.shape), str(base.dtype)]
+    require_same(ranks, lambda: "\n".join(about).encode(), "another plan, or other metrics or prompts,")
     # threads may put sums in another order, and another model's numbers lie further apart
     bases = ranks.gather(base)
     alike = [difference(one, bases[0]) <= rounding(base) for one in bases]
@@ -123,10 +129,24 @@ def agreed(
     return bases[0]
 
 
+def require_same(ranks: RowRanks, told: Callable[[], bytes], what: str) -> None:
+    """Raise `ConfigError` unless all ranks tell the same.
+
+    Args:
+        ranks: Who shares rows.
+        told: Gives what this rank asks.
+        what: What others have then, for the error.
+    """
+    if ranks.size > 1:
+        digest = int.from_bytes(hashlib.sha256(told()).digest()[:8], "big", signed=True)
+        asked = ranks.gather(torch.tensor([digest]))
+        _require([torch.equal(one, asked[0]) for one in asked], what)
+
+
 def _require(alike: Sequence[bool], what: str) -> None:
     others = [str(rank) for rank, same in enumerate(alike) if not same]
     if others:
         raise ConfigError(
-            f"sweep: rank {', '.join(others)} has {what} than rank 0, and ranks share the rows of one sweep.\n"
+            f"rank {', '.join(others)} has {what} than rank 0, and ranks share the rows of one sweep.\n"
             "    Let every rank ask the same of the same model; what is drawn at random takes a seed."
         )
