@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.analysis.sweep._closeness import difference, rounding
 from glassformer.analysis.sweep._resolve import said
 from glassformer.analysis.sweep.metrics import Metric
 from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.models import ModuleLike
 from glassformer.models.row_ranks import ALONE, RowRanks, row_ranks
 from glassformer.trace import Edit, Site
 
 
-def sharing(model: nn.Module, grad: bool) -> RowRanks:
+def sharing(model: ModuleLike, grad: bool) -> RowRanks:
     """The ranks that share a sweep: those that are here, or this process alone.
 
     Args:
@@ -124,7 +125,7 @@ def agreed(
     require_same(ranks, lambda: "\n".join(about).encode(), "another plan, or other metrics or prompts,")
     # threads may put sums in another order, and another model's numbers lie further apart
     bases = ranks.gather(base)
-    alike = [difference(one, bases[0]) <= rounding(base) for one in bases]
+    alike = [not difference(one, bases[0]) > rounding(base) for one in bases]
     _require(alike, "other numbers of the base run (of another model or text)")
     return bases[0]
 
