@@ -166,7 +166,7 @@ def refused() -> dict[str, str]:
     return said
 
 
-def test_what_ranks_cannot_share_is_refused_by_all(tmp_path: Path) -> None:
+def test_what_ranks_cannot_share_is_refused_by_all() -> None:
     both = on_processes(2, refused)
     assert not any(isinstance(one, str) for one in both), both
     (said,), (same,) = both
