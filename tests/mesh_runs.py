@@ -14,8 +14,10 @@ from glassformer.training.parallel import Mesh
 FILES = ("model.safetensors", "optimizer.safetensors")
 
 
-def run(recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None = None) -> None:
-    """Train in double precision, up to a step where somebody stops it."""
+def run(
+    recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None = None, begin_from: Path | None = None
+) -> None:
+    """Train in double precision, up to a step where somebody stops it; `begin_from` is as `train` has it."""
 
     def stop(progress: Progress) -> None:
         if progress.step == until:
@@ -25,7 +27,7 @@ def run(recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train(recipe, folder, mesh=mesh, report=stop)
+            train(recipe, folder, mesh=mesh, report=stop, begin_from=begin_from)
     except KeyboardInterrupt:
         assert until is not None
     finally:

@@ -144,7 +144,7 @@ class RunFolder:
         Metrics and samples that a killed run wrote after that checkpoint are dropped.
 
         Raises:
-            CheckpointError: The checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged, or of another model.
             RunFolderError: It was trained by another recipe, or began elsewhere.
         """
         if self.start is None:
@@ -281,15 +281,29 @@ def _beginning(asked: Path) -> Path:
 
 
 def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load a checkpoint into model and optimiser and return its facts; raises `CheckpointError` if it is damaged."""
+    """Load a checkpoint into model and optimiser and return its facts.
+
+    Raises:
+        CheckpointError: It is damaged, or of another model.
+    """
     try:
         facts, state = run_steps.check(folder), files.read(folder / OPTIMIZER, _most_of_state(model))
         if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
             raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
-        model.load_state_dict(checkpoints.load(folder).state_dict())
-        _restore(optimizer, parse(state))
+        own, weights = model.state_dict(), checkpoints.load(folder).state_dict()
+        shapes = ({name: value.shape for name, value in held.items()} for held in (own, weights))
+        unlike = sorted({name for name, _ in set.symmetric_difference(*({*some.items()} for some in shapes))})
+        if not unlike:
+            model.load_state_dict(weights)
+            _restore(optimizer, parse(state))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
         raise _unusable(folder, error) from error
+    if unlike:
+        raise CheckpointError(
+            f'"{folder}" holds another model than the recipe asks for: weights with another name or shape are '
+            f"{', '.join(unlike[:3])}{', …' * (len(unlike) > 3)}. Begin from a checkpoint of that model, or train the "
+            "one that is there."
+        )
     return facts
 
 
