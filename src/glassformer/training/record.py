@@ -290,11 +290,10 @@ def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         facts, state = run_steps.check(folder), files.read(folder / OPTIMIZER, _most_of_state(model))
         if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
             raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
-        own, weights = model.state_dict(), checkpoints.load(folder).state_dict()
-        shapes = ({name: value.shape for name, value in held.items()} for held in (own, weights))
-        unlike = sorted({name for name, _ in set.symmetric_difference(*({*some.items()} for some in shapes))})
+        found = checkpoints.load(folder)
+        unlike = sorted({name for name, _ in _shapes(model) ^ _shapes(found)})
         if not unlike:
-            model.load_state_dict(weights)
+            model.load_state_dict(found.state_dict())
             _restore(optimizer, parse(state))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
         raise _unusable(folder, error) from error
@@ -305,6 +304,10 @@ def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
             "one that is there."
         )
     return facts
+
+
+def _shapes(model: torch.nn.Module) -> set[tuple[str, torch.Size]]:
+    return {(name, value.shape) for name, value in model.state_dict().items()}
 
 
 def _most_of_state(model: torch.nn.Module) -> int:

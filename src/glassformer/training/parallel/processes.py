@@ -1,4 +1,4 @@
-"""The processes that train one model: how they find each other, agree, and notice that one is gone.
+"""The processes that train one model, or share its sweeps: how they meet, agree, and notice that one is gone.
 
 `torchrun --nproc-per-node 2 -m glassformer train RECIPE --mesh dp=2` starts as many as the mesh has, and tells each by
 its environment which it is. They meet at a store of short texts, kept by torchrun or by rank 0. Whoever finds that an
