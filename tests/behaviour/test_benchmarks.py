@@ -14,6 +14,7 @@ import pytest
 
 import real_models
 from circuits import AIMS
+from figures import FIGURES, counted
 from glassformer.bench.paired import (
     Comparison,
     Spread,
@@ -26,7 +27,6 @@ from glassformer.bench.paired import (
     together,
 )
 from glassformer.cli import VERBS
-from figures import FIGURES, counted
 from one_pass import in_one_pass
 from run import Row, met, record, table
 
