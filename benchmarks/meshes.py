@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 @contextmanager
 def mesh_of_one(config: TrainConfig) -> Iterator[Shared]:
     """Yield what the training loop asks of a mesh that has one process, in a group of that one."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield Shared(config, Ranks(Mesh(), 0, store, torch.device("cpu")))
