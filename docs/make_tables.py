@@ -287,7 +287,7 @@ def speed() -> str:
     heads = ("compared", "case", "threads", "ratio", "rounds", "aim", "met")
     rows: list[Sequence[str]] = [heads]
     for row in _ratios():
-        unit = " (speed)" if row["ratio_of"] == "speeds" else ""
+        unit = {"times": "", "speeds": " (speed)", "bytes": " (bytes)"}[row["ratio_of"]]
         ratio, rounds = _interval(row["cpu"]), rounds_said(row["rounds"], row.get("sittings", []), row["cpu"])
         sign = "≥" if row["ratio_of"] == "speeds" else "≤"
         aim = "" if row["aim"] is None else f"{sign} {row['aim']}"

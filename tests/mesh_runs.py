@@ -16,9 +16,14 @@ FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 def run(
-    recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None = None, checkpoints: Checkpoints = "whole"
+    recipe: TrainConfig,
+    folder: Path,
+    mesh: Mesh | None,
+    until: int | None = None,
+    checkpoints: Checkpoints = "whole",
+    begin_from: Path | None = None,
 ) -> None:
-    """Train in double precision, up to a step where somebody stops it."""
+    """Train in double precision, up to a step where somebody stops it; `begin_from` is as `train` has it."""
 
     def stop(progress: Progress) -> None:
         if progress.step == until:
@@ -28,7 +33,7 @@ def run(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train(recipe, folder, mesh=mesh, report=stop, checkpoints=checkpoints)
+            train(recipe, folder, mesh=mesh, report=stop, checkpoints=checkpoints, begin_from=begin_from)
     except KeyboardInterrupt:
         assert until is not None
     finally:

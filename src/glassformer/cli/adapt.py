@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from glassformer.cli.arguments import placed_model, require_text
-from glassformer.cli.overrides import overridden
 from glassformer.cli.options import ComputeDevice, ModelName, Output, Placement
 from glassformer.cli.output import check, deliver
+from glassformer.cli.overrides import overridden
 from glassformer.cli.progress import progress
 from glassformer.config import require
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glassformer.cli.overrides import overridden
 from glassformer.cli.console import Console
+from glassformer.cli.overrides import overridden
 from glassformer.errors import ConfigError
 from glassformer.words import spoken
 

@@ -84,7 +84,7 @@ def train(
             a model that is whole nowhere.
         TrainingDiverged: A loss or a gradient is not finite; the last good checkpoint is whole.
         DataError: A source of text is not there, or the corpus holds no usable text.
-        CheckpointError: The checkpoint to go on from is damaged.
+        CheckpointError: The checkpoint to go on from is damaged, or of another model.
         SaveError: A checkpoint could not be written; the last one is whole.
         RankLost: A process of the mesh did not come, died or no longer answers.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.

@@ -163,22 +163,23 @@ class RunFolder:
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
-    def restore(self, load: Callable[[Path], None]) -> dict[str, Any] | None:
+    def restore(self, model: torch.nn.Module, load: Callable[[Path], None]) -> dict[str, Any] | None:
         """Load the checkpoint to go on from; return its facts, or None if there is none.
 
         Metrics and samples that a killed run wrote after that checkpoint are dropped.
 
         Args:
-            load: Reads its model and optimizer state.
+            model: What is to be trained; whole, or a rank's part of it.
+            load: Reads weights and optimizer state of a checkpoint.
 
         Raises:
-            CheckpointError: The checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged, or of another model.
             RunFolderError: It was trained by another recipe, or began elsewhere.
         """
         if self.start is None:
             self._forget_after(-1)
             return None
-        facts = _loaded(self.start, load)
+        facts = _loaded(self.start, model, load)
         if self.goes_on:
             for name, said in self.said().items():
                 if facts.get(name) != said:
@@ -339,15 +340,33 @@ def _state(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return parse(content)
 
 
-def _loaded(folder: Path, load: Callable[[Path], None]) -> dict[str, Any]:
-    """Let a checkpoint be loaded, and return its facts; raises `CheckpointError` if it is damaged."""
+def _loaded(folder: Path, model: torch.nn.Module, load: Callable[[Path], None]) -> dict[str, Any]:
+    """Let a checkpoint be loaded; return its facts. `CheckpointError` says that it is damaged, or another model's."""
     try:
         facts = run_steps.check(folder)
-        load(folder)
+        unlike = sorted({name for name, _ in _shapes(model) ^ _shapes(_described(folder))})
+        if not unlike:
+            load(folder)
     # an exchange that fails is none of these
     except (OSError, CheckpointError) as error:
         raise _unusable(folder, error) from error
+    if unlike:
+        raise CheckpointError(
+            f'"{folder}" holds another model than the recipe asks for: weights with another name or shape are '
+            f"{', '.join(unlike[:3])}{', …' * (len(unlike) > 3)}. Begin from a checkpoint of that model, or train the "
+            "one that is there."
+        )
     return facts
+
+
+def _described(folder: Path) -> torch.nn.Module:
+    """Return the model that a checkpoint is of, without its weights."""
+    with torch.device("meta"):
+        return checkpoints.config_of(folder).build()
+
+
+def _shapes(model: torch.nn.Module) -> set[tuple[str, torch.Size]]:
+    return {(name, value.shape) for name, value in model.state_dict().items()}
 
 
 def _most_of_state(model: torch.nn.Module) -> int:

@@ -92,7 +92,7 @@ class Alone:
 
     def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
         self._trained = trained = Trained(model, optim.build(model))
-        return trained, run.restore(lambda folder: load_whole(folder, *trained))
+        return trained, run.restore(model, lambda folder: load_whole(folder, *trained))
 
     def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
         assert self._trained is not None, "nothing is trained yet"

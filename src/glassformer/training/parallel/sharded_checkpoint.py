@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from glassformer import files
 from glassformer.checkpoints import run_steps
 from glassformer.checkpoints.loading import model_folder
-from glassformer.checkpoints.own import OwnFolder, described, digest_of, sha256_of
+from glassformer.checkpoints.own import OwnFolder, described, sha256_of
 from glassformer.checkpoints.rank_files import RankFiles, holds_weights, write_joined
 from glassformer.checkpoints.run_steps import OPTIMIZER
 from glassformer.checkpoints.tensors import WEIGHTS
@@ -85,17 +85,22 @@ def load_shards(folder: str | Path, trained: Trained) -> None:
     Args:
         folder: What `save_shards` wrote, on any mesh, or the single folder of a run's checkpoint; one without optimizer
             state leaves none.
-        trained: A model of the same config, and an optimizer of its weights.
+        trained: A model of the same shape, and an optimizer of its weights.
 
     Raises:
         CheckpointError: It is damaged, or of another model.
     """
     folder = Path(folder)
-    stored = _stored(folder, trained)
+    stored = _stored(folder)
     _make_room(trained.optimizer, stored)
     held = {one.name: one for one in _held(trained)}
-    if odd := sorted(held.keys() ^ stored.keys()):
-        raise CheckpointError(f'"{folder}" does not hold what the model has: {", ".join(odd[:3])} is in one alone.')
+    there = {(name, tuple(one.size)) for name, one in stored.items()}
+    here = {(name, tuple(one.value.shape)) for name, one in held.items()}
+    if odd := sorted({name for name, _ in there ^ here}):
+        raise CheckpointError(
+            f'"{folder}" holds another model: {", ".join(odd[:3])} is of another shape there, or in one alone. Build '
+            "the one of its config: checkpoints.config_of."
+        )
     read = {name: one.room() for name, one in held.items()}
     try:
         with _alone() as no_dist:
@@ -234,11 +239,9 @@ def _make_room(optimizer: torch.optim.Optimizer, stored: Mapping[str, TensorStor
             optimizer.state[weight][key] = torch.zeros_like(weight) if like else empty
 
 
-def _stored(folder: Path, trained: Trained) -> dict[str, TensorStorageMetadata]:
-    """Return what lies there by name, once files are what their digests say and the model is the same."""
+def _stored(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Return what lies there by name, once files are what their digests say."""
     own, state = _own(folder), run_steps.checked_optimizer_files(folder)
-    if own.digests["model"] != digest_of(trained.model.config.to_dict()):
-        raise CheckpointError(f'"{folder}" holds another model. Build the one of its config: checkpoints.config_of.')
     own.check(weights_only=True)
     said = {name for name in own.digests if name.endswith(".safetensors")} | {path.name for path in state}
     if odd := said ^ {path.name for path in folder.glob("*.safetensors")}:

@@ -119,7 +119,7 @@ class Shared:
     def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
         self._check(model)
         whole = Trained(model, optim.build(model))
-        facts = run.restore(lambda folder: load_whole(folder, *whole))
+        facts = run.restore(model, lambda folder: load_whole(folder, *whole))
         self._shards = sharded(whole, optim, self.ranks.devices)
         self._whole = whole if self.leads else None
         return self._shards, facts
@@ -179,7 +179,7 @@ class KeepingShards(Shared):
     def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
         self._check(model)
         self._shards = shards = shard(model, optim, self.ranks.devices)
-        return shards, run.restore(lambda folder: load_shards(folder, shards))
+        return shards, run.restore(shards.model, lambda folder: load_shards(folder, shards))
 
     def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
         trained, folder, place = self._trained, run.building(step), run_steps.at(run.path, step)
