@@ -242,7 +242,7 @@ STUDY = Study(
               ROOM),
     ),
     differs=(
-        "Decoders of 340,000 parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
+        "Decoders of 335,000 parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
         "Another decoder is one of the same shape from another seed; the paper's two models differ in family.",
         "LoRA changes all matrices too, by rank 8.",
     ),
