@@ -186,7 +186,7 @@ STUDY = Study(
         ),
         "small": Scale(
             3,
-            {"steps": RECIPE.steps, "expert_steps": 150, "batch": 128, "prompts": 600, "chosen_by": 200, "shots": 10,
+            {"steps": RECIPE.steps, "expert_steps": 120, "batch": 128, "prompts": 600, "chosen_by": 200, "shots": 10,
              "search": 12, "kl_weight": 0.1, "decoders": 3},
         ),
     },
