@@ -186,7 +186,7 @@ STUDY = Study(
         ),
         "small": Scale(
             3,
-            {"steps": RECIPE.steps, "expert_steps": 150, "batch": 128, "prompts": 600, "chosen_by": 200, "shots": 10,
+            {"steps": RECIPE.steps, "expert_steps": 120, "batch": 128, "prompts": 600, "chosen_by": 200, "shots": 10,
              "search": 12, "kl_weight": 0.1, "decoders": 3},
         ),
     },
@@ -242,7 +242,7 @@ STUDY = Study(
               ROOM),
     ),
     differs=(
-        "Decoders of 340,000 parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
+        "Decoders of 335,000 parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
         "Another decoder is one of the same shape from another seed; the paper's two models differ in family.",
         "LoRA changes all matrices too, by rank 8.",
     ),

@@ -277,8 +277,8 @@ def questions() -> TrainConfig:
     """A small decoder on questions with one answer each: sums, numbers in order, open brackets, and which of these.
 
     It is to know a part of each task and not all of it, so that what experts, their mixtures or rewards add can be
-    told. Prompts of each task are of several sizes, from easy to hard: how much it knows is how far up it got, which
-    differs little between seeds. Its held-out loss is of prompts that no training batch has.
+    told: prompts of each task are of several sizes, from easy to hard, and sums, which are learned last, have the most
+    rows. Its held-out loss is of prompts that no training batch has. Some three minutes on one core.
     """
     tasks = (Arithmetic(largest=99), Sorting(n_min=2, n_max=4), ClosingBrackets(n_min=3, n_max=11, n_kinds=4))
     parts = (*tasks, WhichTask(parts=tasks, other=0.5))
