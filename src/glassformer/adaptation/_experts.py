@@ -98,6 +98,10 @@ class ExpertConfig(Config):
             self.objective == "reward" or self.baseline == "none",
             f'expert: baseline="{self.baseline}" is taken from rewards; objective="{self.objective}" has none.',
         )
+        require(
+            not self.optim.unit_vectors,
+            "expert: optim.unit_vectors keeps matrices of a model at length 1, and an expert changes none. Leave it out.",
+        )
 
     def build(self, model: ModelLike) -> Adapter:
         """An adapter to begin training from; raises as `AdapterConfig.build`.

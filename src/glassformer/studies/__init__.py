@@ -32,6 +32,7 @@ STUDIES = (
     "memory_beyond_window",
     "metaformer_mixers",
     "noam_and_cosine",
+    "normalised_transformer",
     "one_copying_head",
     "output_layers",
     "path_collapse",

@@ -202,7 +202,7 @@ def test_normed_queries_and_keys_with_a_learned_temperature_are_the_cosine() -> 
 
 
 def rule() -> object:
-    return AdaptiveTemperature().build(1).eval()
+    return AdaptiveTemperature().build(1, 4).eval()
 
 
 def test_the_rule_sharpens_between_two_entropies_only() -> None:

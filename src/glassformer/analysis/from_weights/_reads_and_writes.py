@@ -133,10 +133,14 @@ def defined_values(layer: AttentionWeights) -> list[int | None]:
 
 
 def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]:
-    """Return the norms that stand on the stream itself between a write and a read."""
+    """Return the norms that stand on the stream itself between a write and a read.
+
+    Raises:
+        AnalysisUnavailable: The stream is on the sphere, where a write and what was written before pass other maps.
+    """
     layers = model.sub_layers(earlier.stack)[earlier.index :]
     between = [one for one in layers if later.stack != earlier.stack or one.index < later.entry]
-    return [one.stream_norm for one in between if one.stream_norm is not None]
+    return [one.after for one in between if one.after is not None and one.after_on == "stream"]
 
 
 def carried(factor: Float[Tensor, "head d_model n"], norm: Norm, norms: Norms) -> Float[Tensor, "head d_model n"]:
