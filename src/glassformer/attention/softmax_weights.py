@@ -93,6 +93,8 @@ class SoftmaxWeightsMixer(Mixer):
             )
             # other queries with the same products have other coordinates
             self.traits = replace(self.traits, by_products=False)
+            # nor does a rotation keep products of scaled coordinates
+            self.by_offset = False  # type: ignore[misc]
 
     @property
     def scale(self) -> float:

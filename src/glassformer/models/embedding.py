@@ -342,9 +342,12 @@ class Unembedding(VocabularyMatrix):
 
     logits = cap * tanh(raw / cap),  raw = x W_U * scale + b_U
 
-    The scale is a number, or learned for each token (`by_token`), as logits of vectors of length 1 need it. The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream, and with
-    a readout (`models.readout`), behind which x then stands, not even those. `weight` includes the scale.
-    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
+    The scale is a number, times a learned one of each token where there is `by_token`: without it, logits of vectors of
+    length 1 lie between -1 and 1. The cap is monotone, so it changes probabilities and no rank. Only the raw logits are
+    linear in the stream, and with a readout (`models.readout`), behind which x then stands, not even those. `weight`
+    includes the scale.
+    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping); Loshchilov et al. 2024, "nGPT", section 2.1 (a
+    scale of each token).
     """
 
     at_raw = "logits_raw"

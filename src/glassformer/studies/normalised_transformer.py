@@ -95,7 +95,7 @@ def _mean_log_condition(matrices: Sequence[Tensor]) -> float:
 
 
 def nearness(model: Decoder, generator: torch.Generator) -> float:
-    """Return by how much the cosine of what a neuron writes with its nearest token exceeds that of a random direction."""
+    """Return the mean cosine of what neurons write with the nearest token, less that of random directions."""
     final = model.output_stack.final
     tokens = F.normalize(final.transposed(model.unembed.weight.detach()), dim=-1)
     written = [m.values.detach().mT for m in model.matrices() if m.layer.attention is None and m.path == "output"]
@@ -109,7 +109,7 @@ def _nearest(rows: Float[Tensor, "row d_model"], tokens: Float[Tensor, "vocab d_
 
 
 def stitched(case: Case, lower: Decoder, upper: Decoder) -> dict[str, float]:
-    """Return losses of the lower half of one model under the upper half of another, and between which bounds they lie."""
+    """Return losses of the lower half of one model under the upper half of another, and what bounds them."""
     data = normalised(case["model"]).data.build(lower.tokenizer)
     middle = len(lower.stack.blocks) // 2
     fitted = [data.batch(i) for i in range(FITTED)]

@@ -344,7 +344,7 @@ def memorisation(made_of: Literal["text", "tokens"] = "text") -> TrainConfig:
 
 
 def normalised(kind: Literal["ngpt", "baseline"]) -> TrainConfig:
-    """A small normalised transformer on prose, or the decoder that it is compared with: as many matrices, of equal size.
+    """A small normalised transformer on prose, or the decoder that it is compared with, whose matrices are as large.
 
     The baseline has norms before sub-layers, warm-up and weight decay, as that of the paper. The study
     `normalised-transformer` tunes the rates of both.
