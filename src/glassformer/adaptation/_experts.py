@@ -100,7 +100,7 @@ class ExpertConfig(Config):
         )
         require(
             not self.optim.unit_vectors,
-            "expert: optim.unit_vectors keeps matrices of a model at length 1, and an expert changes none. Leave it out.",
+            "expert: optim.unit_vectors is of a model's matrices, which an expert leaves as they are. Leave it out.",
         )
 
     def build(self, model: ModelLike) -> Adapter:

@@ -1,9 +1,9 @@
-"""A learned scale: a vector of factors that is stored at another size than it has, so that its rate is its own.
+"""A learned scale: a vector of factors that is stored at another size than it has, and learns at another pace for it.
 
     scale = stored * start / size
 
-Adam's steps are as long for every parameter. Of one that is stored around `size` they change `start / size` as much as
-of one stored as it is: a scale near 0.05 that is stored around 0.1 learns half as fast, by its own numbers.
+Adam moves every parameter by about the learning rate, and so the scale by start / size of it: one that begins at 0.05
+and is stored at 0.1 takes twice as many steps to double as one that is stored as it is.
 Source: Loshchilov et al. 2024, "nGPT" (2410.01131), section 2.5, where `start` is s_init and `size` s_scale.
 """
 

@@ -3,8 +3,8 @@
     pattern = softmax(factor * score)        factor = 1 / temperature
 
 A factor of a head or of a query multiplies scores before they are capped, before positions add to them and before the
-mask; so it may as well multiply queries, and fused kernels remain. One of each coordinate multiplies queries, too, and so
-the addends of a score. One that goes by the scores themselves acts on what softmax reads.
+mask; so it may as well multiply queries, and fused kernels remain. One of each coordinate does so to the addends of a
+score. One that goes by the scores themselves acts on what softmax reads.
 """
 
 import math

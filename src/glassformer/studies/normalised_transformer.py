@@ -122,10 +122,10 @@ def stitched(case: Case, lower: Decoder, upper: Decoder) -> dict[str, float]:
         "random": random,
     }
     found = {
-        name: _mean(_loss(upper, middle, streams(lower, middle, b) @ turn.to(torch.float32), b) for b in tested)
+        name: _mean(loss_from(upper, middle, streams(lower, middle, b) @ turn.to(torch.float32), b) for b in tested)
         for name, turn in maps.items()
     }
-    alone = _mean(_loss(model, middle, streams(model, middle, b), b) for model in (lower, upper) for b in tested)
+    alone = _mean(loss_from(model, middle, streams(model, middle, b), b) for model in (lower, upper) for b in tested)
     shares = {f"{name}_share": (found[name] - alone) / (found["random"] - alone) for name in ("stitched", "by_tokens")}
     return {"loss_alone": alone} | {f"loss_{name}": loss for name, loss in found.items()} | shares
 
@@ -152,7 +152,7 @@ def _token_vectors(model: Decoder) -> list[Float[Tensor, "vocab d_model"]]:
     return [F.normalize(rows.detach(), dim=-1) for rows in (model.embed.weight, model.unembed.weight)]
 
 
-def _loss(model: Decoder, layer: int, stream: Float[Tensor, "batch pos d_model"], batch: Batch) -> float:
+def loss_from(model: Decoder, layer: int, stream: Float[Tensor, "batch pos d_model"], batch: Batch) -> float:
     """Return the mean loss of the blocks from a layer on, given the stream that enters it."""
     with torch.no_grad():
         logits = model.resume(layer, stream, lengths=batch.lengths, documents=batch.documents)

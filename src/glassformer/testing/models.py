@@ -329,8 +329,8 @@ RECURRENT: dict[str, ModelConfig] = {
 }
 
 
-# attention in some blocks and an MLP in others, an MLP before attention, attention without matrices, a stream that is no
-# sum: what holds of every block does not hold of these
+# attention in some blocks and an MLP in others, an MLP before attention, attention without matrices, or a stream that
+# is no sum: what holds of every block does not hold of these
 ALTERNATING: dict[str, ModelConfig] = {
     # a stream of two halves, each read to write into the other, and positions of rows and columns in both
     "halves": _decoder(
