@@ -28,10 +28,15 @@ class LearnedScale(Config):
     start: Positive = 1.0
     size: Positive = 1.0
 
+    @property
+    def factor(self) -> float:
+        """What is multiplied by what is stored."""
+        return self.start / self.size
+
     def stored(self, *shape: int) -> nn.Parameter:
         """What is stored of factors of this shape, at the beginning."""
         return nn.Parameter(torch.full(shape, self.size))
 
     def factors(self, stored: Tensor) -> Tensor:
         """The factors that something stored stands for."""
-        return stored if self.start == self.size else stored * (self.start / self.size)
+        return stored if self.start == self.size else stored * self.factor

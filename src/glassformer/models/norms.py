@@ -154,23 +154,24 @@ class Norm(nn.Module):
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.offset = config.offset if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.factor = config.factor if isinstance(config, ScaleOnly) else None
-        self.unit = isinstance(config, UnitNorm)
-        self.learned = config.gain if isinstance(config, UnitNorm) else None
+        self.unit, learned = isinstance(config, UnitNorm), config.gain if isinstance(config, UnitNorm) else None
+        enlarged = config.factor if isinstance(config, RmsNorm) else None if learned is None else learned.factor
         # on the gain, where there is one
-        self.enlarged = config.factor if isinstance(config, RmsNorm) and config.factor is not None else 1.0
+        self.enlarged = 1.0 if enlarged is None else enlarged
+        # how many coordinates the square of what it divides by is the mean over; 1 for a sum
+        self.over = 1 if self.unit else d_model
         half = config.half if isinstance(config, (LayerNorm, ScaleOnly)) else None
         require(half is None or d_model % 2 == 0, f"{config.kind}: half of a stream of an even width; found {d_model}.")
         width = d_model if half is None else d_model // 2
         # where it reads, if that is not everywhere
         self.inside = None if half is None else slice(0, width) if half == "first" else slice(width, d_model)
-        gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
+        gain = learned is not None or (isinstance(config, (LayerNorm, RmsNorm)) and config.gain)
+        begins = 1.0 - self.offset if learned is None else learned.size
         bias = isinstance(config, LayerNorm) and config.bias
         # a plain attribute: registering the other norm here would store its parameters twice
         self.__dict__["tied"] = tied
         own = tied is None
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - self.offset)) if gain and own else None
-        if self.learned is not None and own:
-            self.weight = self.learned.stored(width)
+        self.weight = nn.Parameter(torch.full((width,), begins)) if gain and own else None
         self.bias = nn.Parameter(torch.zeros(width)) if bias and own else None
 
     @property
@@ -190,8 +191,7 @@ class Norm(nn.Module):
     def _own_gain(self) -> Tensor | None:
         """Return the gain of what it reads."""
         weight = self.weight if self.tied is None else self.tied.weight
-        if self.learned is not None and weight is not None:
-            return self.learned.factors(weight).abs()
+        weight = weight.abs() if self.unit and weight is not None else weight
         gain = weight if weight is None or not self.offset else self.offset + _widened(weight)
         return gain if gain is None or self.enlarged == 1 else gain * self.enlarged
 

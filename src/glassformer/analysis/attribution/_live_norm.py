@@ -97,7 +97,7 @@ class FinalNorm:
     def _removed(self, along: Tensor, square: Tensor, frozen: Tensor) -> Tensor:
         total, scale = self.total[..., None], self.scale[..., None]
         # the mean square of what is left cannot be negative; rounding can make it so where hardly anything is left
-        left = (scale.square() - self.norm.eps - (2 * along - square) / self.norm.d_model).clamp_min(0) + self.norm.eps
+        left = (scale.square() - self.norm.eps - (2 * along - square) / self.norm.over).clamp_min(0) + self.norm.eps
         return total - (total - frozen) * scale / left.sqrt()
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.models import LayerNorm, Model, NoNorm, ScaleOnly, SubLayer
+from glassformer.models import LayerNorm, Model, NoNorm, ScaleOnly, SubLayer, UnitNorm
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
 from glassformer.testing.judges._hooks import Change, hooked
@@ -165,9 +165,12 @@ class DirectPaths:
             y = read * config.factor
         else:
             read = read - read.mean(-1, keepdim=True) if isinstance(config, LayerNorm) else read
-            y = read / (read.square().mean(-1, keepdim=True) + norm.eps).sqrt().detach()
+            square = read.square().sum(-1, keepdim=True)
+            square = square if isinstance(config, UnitNorm) else square / read.shape[-1]
+            y = read / (square + norm.eps).sqrt().detach()
             own = norm if norm.tied is None else norm.tied
-            y = y if own.weight is None else y * (own.weight + norm.offset) * norm.enlarged
+            weight = own.weight.abs() if isinstance(config, UnitNorm) and own.weight is not None else own.weight
+            y = y if weight is None else y * (weight + norm.offset) * norm.enlarged
         if norm.inside is not None:
             y = F.pad(y, (norm.inside.start, norm.d_model - norm.inside.stop))
         shift = norm.shift
