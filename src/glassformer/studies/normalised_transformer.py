@@ -187,7 +187,7 @@ STUDY = Study(
     grid={"model": (NGPT, BASELINE)},
     scales={
         "smoke": Scale(1, {"steps": 4, "rates": 1}),
-        "small": Scale(3, {"steps": 800, "rates": len(RATES)}),
+        "small": Scale(3, {"steps": 500, "rates": len(RATES)}),
         "full": Scale(5, {"steps": 4000, "rates": len(RATES)}),
     },
     measures={
@@ -232,7 +232,7 @@ STUDY = Study(
     ),
     differs=(
         "Four layers of width 64 on docstrings, 64 tokens each, in place of half a billion and a billion parameters on "
-        "web text; 800 steps. The smallest factor published, 4, is of texts of 1,024 tokens.",
+        "web text; 500 steps. The smallest factor published, 4, is of texts of 1,024 tokens.",
         "Rates are one of four for each model, the best at the whole number of steps; shorter trainings take that one, "
         "which may not be best for them. Rates of sub-layers begin at 1 / 4, one over the number of layers.",
         "The papers join no halves of trained models by a rotation: Dar et al. join a fine-tuned classifier to another "

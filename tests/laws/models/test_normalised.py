@@ -170,6 +170,7 @@ def test_it_goes_on_from_a_state_from_any_layer_and_writes_what_the_whole_text_s
         pieces.append(logits)
     close(torch.cat(pieces, 1), model(IDS))
     close(model(IDS, form="scan"), model(IDS))
+    close(model(IDS, tape=Tape(model, "*")), model(IDS))
     entered = gf.run(model, IDS, read=["blocks.1.resid_pre"])["blocks.1.resid_pre"].values
     close(model.resume(1, entered, at=torch.tensor([[5], [2]])), model(IDS)[torch.arange(2), [5, 2]][:, None])
     (written,) = generate(model, [[1, 5]], GREEDY, max_new_tokens=3).tokens
