@@ -138,20 +138,30 @@ class SubLayer:
         return isinstance(self.part, AttentionLayer) and self.part.config.cross
 
     @property
+    def behind(self) -> list[Norm]:
+        """The norms behind it: of its write, and of the stream."""
+        return [norm for norm in (self.write_norm, self.stream_norm) if norm is not None]
+
+    @property
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What the last norm behind it adds by its bias; None for nothing."""
+        return self.behind[-1].shift if self.behind else None
+
+    @property
     def after(self) -> Norm | None:
         """The one norm behind it; None if its write is added as it is.
 
         Raises:
-            AnalysisUnavailable: The stream is on the sphere, where a write and what was written before pass other maps.
+            AnalysisUnavailable: The stream is on the sphere, where it takes away a share of what was written before.
         """
-        if self.write_norm is not None and self.stream_norm is not None:
+        if self.lost is not None:
             raise AnalysisUnavailable(
-                f'{self.label} moves the stream on a sphere (wiring="spherical"): each sub-layer takes away a share of '
-                "all that was written before and norms the rest, so the stream is no sum of what components wrote.\n"
-                f'    What it adds is site "{self.at_write}". Defined here: logit_lens(run), patching and ablation '
-                "(analysis.causal), input_gradients(model, text)."
+                f'{self.label} moves the stream on a sphere (wiring="spherical"): it takes away a share of what was '
+                "written before and norms the rest, which one norm behind it does not say.\n"
+                f'    What it adds is site "{self.at_write}". direct_logit_attribution(run) and writes(run) carry '
+                "writes through both; patching and ablation (analysis.causal) need no such split."
             )
-        return self.write_norm if self.stream_norm is None else self.stream_norm
+        return self.behind[0] if self.behind else None
 
     @property
     def after_on(self) -> Literal["write", "stream"] | None:
@@ -170,8 +180,8 @@ class SubLayer:
     @property
     def norms(self) -> list[Norm]:
         """The norms around it that have a scale."""
-        around = self.before, self.write_norm, self.stream_norm
-        return [norm for norm in around if norm is not None and not norm.identity]
+        before = [] if self.before is None else [self.before]
+        return [norm for norm in (*before, *self.behind) if not norm.identity]
 
 
 def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:

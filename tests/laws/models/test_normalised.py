@@ -13,6 +13,7 @@ from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.behaviour import rank_of_stream, residual_ratio
 from glassformer.analysis.frozen import writes
 from glassformer.analysis.lens import logit_lens
+from glassformer.analysis.paths import paths
 from glassformer.analysis.token_flow import value_norms
 from glassformer.attention import Attention, Concat, CoordinateScales, LearnedScale, NoPositions, Rope, Softmax
 from glassformer.checkpoints import load, save
@@ -201,10 +202,25 @@ def test_weights_folded_or_not_give_its_logits() -> None:
         close(found.log_softmax(-1), model(IDS).log_softmax(-1))
 
 
-def test_what_takes_the_stream_for_a_sum_is_refused_and_what_does_not_is_not() -> None:
+def test_writes_less_what_was_taken_away_of_them_sum_to_the_stream_and_to_logits() -> None:
+    model = sphere()
+    found = direct_logit_attribution(model, IDS[:1])
+    close(found.sum.values, found.total.values)
+    close(found.total.values, model(IDS[:1])[0, -1].max())
+    for place in ("blocks.0.resid_mid", "blocks.1.resid_post"):
+        stream = gf.run(model, IDS[:1], read=[place])[place].values[0, -1]
+        close(writes(model, IDS[:1], site=place).vectors.values.sum(0), stream)
+    # a rate of all leaves nothing of what was written before
+    with torch.no_grad():
+        model.stack.blocks[1].norm_out("mlp").weight.fill_(1 / (RATE * math.sqrt(WIDTH)))
+    last = direct_logit_attribution(model, IDS[:1]).contributions
+    assert [label for label, value in zip(last.labels("component"), last.values.tolist()) if value] == ["L1 mlp"]
+
+
+def test_what_follows_writes_by_one_norm_behind_each_is_refused_and_what_reads_the_stream_is_not() -> None:
     model = sphere()
     said = r'(?s)L\d \w+ moves the stream on a sphere .*"blocks\.\d\.\w+\.write"'
-    for ask in (direct_logit_attribution, writes, value_norms):
+    for ask in (value_norms, paths):
         with pytest.raises(AnalysisUnavailable, match=said):
             ask(model, IDS[:1])
     close(logit_lens(model, IDS[:1]).logits.values[-1], model(IDS[:1])[0, -1])

@@ -46,7 +46,7 @@ class FinalNorm:
         """
         model = require_model(run.model)
         embed, layers = model.output_embed, model.sub_layers()
-        crossed = [layer for layer in layers if layer.after is not None]
+        crossed = [layer for layer in layers if layer.behind]
         if crossed:
             raise AnalysisUnavailable(
                 f'norm="live" recomputes the final norm alone; in layer {crossed[0].layer} writes pass norms before '

@@ -71,8 +71,8 @@ class DirectPaths:
         found = [*self._of_embedding(), *self._of_streams()]
         for layer in self.layers:
             found += self._of_sub_layer(layer)
-            if layer.after is not None:
-                found += self._of_norm(layer.after, f"{layer.label} norm bias")
+            for norm in layer.behind:
+                found += self._of_norm(norm, f"{layer.label} norm bias")
         # behind what replaces norms, so that streams are those that lead on
         found += self._of_norm(self.model.output_stack.final, "final norm bias")
         return found + self._of_streams_behind() + self._of_unembedding()
@@ -226,9 +226,9 @@ class DirectPaths:
     def _of_streams_behind(self) -> list[Change]:
         """Note the stream where a norm returns it."""
         return [
-            Change(one.after, "out", functools.partial(_keep, self.streams, one.at_behind))
+            Change(one.stream_norm, "out", functools.partial(_keep, self.streams, one.at_behind))
             for one in self._sub_layers()
-            if one.after is not None and one.after_on == "stream"
+            if one.stream_norm is not None
         ]
 
     def _sub_layers(self) -> list[SubLayer]:
@@ -254,6 +254,7 @@ class DirectPaths:
                 x = kept.get("unembedded", kept["read"]) * unembed.scale
                 x = x if unembed.map is None else x @ unembed.map.weight.T
                 raw = x @ unembed.stored.T.detach()
+                raw = raw if unembed.factors is None else raw * unembed.factors.detach()
                 self.raw = raw if unembed.bias is None else raw + self.leaf(unembed.bias, "unembed bias")
                 return self.raw if unembed.cap is None else unembed.cap * (self.raw / unembed.cap).tanh()
 
