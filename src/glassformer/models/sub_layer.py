@@ -12,13 +12,11 @@ read. Whoever asks how a block is wired asks here.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer, SubLayerModule
-from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import Block
 from glassformer.models.norms import Norm
 
@@ -146,27 +144,6 @@ class SubLayer:
     def shift(self) -> Float[Tensor, " d_model"] | None:
         """What the last norm behind it adds by its bias; None for nothing."""
         return self.behind[-1].shift if self.behind else None
-
-    @property
-    def after(self) -> Norm | None:
-        """The one norm behind it; None if its write is added as it is.
-
-        Raises:
-            AnalysisUnavailable: The stream is on the sphere, where it takes away a share of what was written before.
-        """
-        if self.lost is not None:
-            raise AnalysisUnavailable(
-                f'{self.label} moves the stream on a sphere (wiring="spherical"): it takes away a share of what was '
-                "written before and norms the rest, which one norm behind it does not say.\n"
-                f'    What it adds is site "{self.at_write}". direct_logit_attribution(run) and writes(run) carry '
-                "writes through both; patching and ablation (analysis.causal) need no such split."
-            )
-        return self.behind[0] if self.behind else None
-
-    @property
-    def after_on(self) -> Literal["write", "stream"] | None:
-        """What that norm acts on: its write, or the whole stream."""
-        return None if self.after is None else "write" if self.stream_norm is None else "stream"
 
     @property
     def lost(self) -> Float[Tensor, " d_model"] | None:

@@ -11,10 +11,9 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.behaviour import rank_of_stream, residual_ratio
+from glassformer.analysis.from_weights import virtual_weights
+from glassformer.analysis.from_weights._reads_and_writes import norms_passed
 from glassformer.analysis.frozen import writes
-from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.paths import paths
-from glassformer.analysis.token_flow import value_norms
 from glassformer.attention import Attention, Concat, CoordinateScales, LearnedScale, NoPositions, Rope, Softmax
 from glassformer.checkpoints import load, save
 from glassformer.errors import AnalysisUnavailable, ConfigError
@@ -217,13 +216,13 @@ def test_writes_less_what_was_taken_away_of_them_sum_to_the_stream_and_to_logits
     assert [label for label, value in zip(last.labels("component"), last.values.tolist()) if value] == ["L1 mlp"]
 
 
-def test_what_follows_writes_by_one_norm_behind_each_is_refused_and_what_reads_the_stream_is_not() -> None:
+def test_weights_alone_have_no_scales_to_carry_a_write_by() -> None:
     model = sphere()
-    said = r'(?s)L\d \w+ moves the stream on a sphere .*"blocks\.\d\.\w+\.write"'
-    for ask in (value_norms, paths):
-        with pytest.raises(AnalysisUnavailable, match=said):
-            ask(model, IDS[:1])
-    close(logit_lens(model, IDS[:1]).logits.values[-1], model(IDS[:1])[0, -1])
+    first, second = (layer for layer in model.sub_layers() if layer.attention is not None)
+    with pytest.raises(AnalysisUnavailable, match="L0 attn moves the stream on a sphere"):
+        norms_passed(model, first, second)
+    with pytest.raises(AnalysisUnavailable, match="normalise the stream itself between a write and what reads it"):
+        virtual_weights(model)
 
 
 def test_without_its_skips_the_stream_is_the_direction_of_what_was_written() -> None:

@@ -140,7 +140,14 @@ def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]
     """
     layers = model.sub_layers(earlier.stack)[earlier.index :]
     between = [one for one in layers if later.stack != earlier.stack or one.index < later.entry]
-    return [one.after for one in between if one.after is not None and one.after_on == "stream"]
+    moved = next((one for one in between if one.lost is not None), None)
+    if moved is not None:
+        raise AnalysisUnavailable(
+            f'composition: {moved.label} moves the stream on a sphere (wiring="spherical") and takes a share of what was '
+            "written before away, so gains alone do not say what is left of a write.\n"
+            "    At one text: analysis.paths.virtual_heads(run)."
+        )
+    return [one.stream_norm for one in between if one.stream_norm is not None]
 
 
 def carried(factor: Float[Tensor, "head d_model n"], norm: Norm, norms: Norms) -> Float[Tensor, "head d_model n"]:
