@@ -150,6 +150,10 @@ class SubLayer:
         """The share of each coordinate of the stream that it takes away, on the sphere: the rate; None for nothing."""
         return None if self.write_norm is None or self.stream_norm is None else self.write_norm.gain
 
+    def kept(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
+        """Return what it leaves of the stream, or of an addend or a direction of it: itself but on the sphere."""
+        return x if self.lost is None else x * (1 - self.lost.detach())
+
     def reads(self, earlier: "SubLayer") -> bool:
         """Whether what another sub-layer writes is on the stream that this one reads."""
         return earlier.stack == self.stack and earlier.index < self.entry

@@ -112,10 +112,8 @@ def _stack(
 
 def _kept(x: Tensor, layer: SubLayer) -> Tensor:
     """Return what a sub-layer leaves of the stream; the constant coordinate, if there is one, passes it by."""
-    if layer.lost is None:
-        return x
     width = layer.block.d_model
-    return torch.cat((x[..., :width] * (1 - layer.lost.detach()), x[..., width:]), -1)
+    return torch.cat((layer.kept(x[..., :width]), x[..., width:]), -1)
 
 
 def _part(w: HeadWeights, layer: SubLayer, entry: Tensor, context: Context, encoded: Tensor | None) -> Tensor:

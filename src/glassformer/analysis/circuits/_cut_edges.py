@@ -227,8 +227,7 @@ class CutEdges(Edit):
             if i in self.steps:
                 exchange.swap(total, mask, [i], earlier)
             step = exchange.steps[i]
-            kept = x if step.lost is None else x * (1 - step.lost.detach())
-            x = self._behind(step.stream_norm, kept + self._behind(step.write_norm, total))
+            x = self._behind(step.stream_norm, step.kept(x) + self._behind(step.write_norm, total))
         return x
 
     def _behind(self, norm: Norm | None, x: Tensor) -> Tensor:

@@ -182,11 +182,10 @@ class _Behind:
                 yield j + 1, stop, gradient
             total = self.values[self.runs.out(j)]
             if step.stream_norm is not None:
-                stream = self.values[self.runs.read_at(j)]
-                kept = stream if step.lost is None else stream * (1 - step.lost.detach())
+                kept = step.kept(self.values[self.runs.read_at(j)])
                 gradient = _pulled_back(step.stream_norm, kept + normed(step.write_norm, total), gradient)
             yield j, j, gradient if step.write_norm is None else _pulled_back(step.write_norm, total, gradient)
-            gradient, stop = gradient if step.lost is None else gradient * (1 - step.lost.detach()), j - 1
+            gradient, stop = step.kept(gradient), j - 1
         yield -1, stop, gradient
 
 

@@ -143,8 +143,8 @@ def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]
     moved = next((one for one in between if one.lost is not None), None)
     if moved is not None:
         raise AnalysisUnavailable(
-            f'composition: {moved.label} moves the stream on a sphere (wiring="spherical") and takes a share of what was '
-            "written before away, so gains alone do not say what is left of a write.\n"
+            f'composition: {moved.label} moves the stream on a sphere (wiring="spherical"), and takes away a share of '
+            "what was written before: gains alone do not say what is left of it.\n"
             "    At one text: analysis.paths.virtual_heads(run)."
         )
     return [one.stream_norm for one in between if one.stream_norm is not None]

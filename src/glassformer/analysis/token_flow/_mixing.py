@@ -195,7 +195,7 @@ def has_source(model: ModelLike, stack: str | None) -> bool:
 
 
 def _written_at(layer: SubLayer) -> str:
-    """Return the site of what a sub-layer that mixes no positions writes, behind the norm on it if it has that alone."""
+    """Return the site of what a sub-layer that mixes no positions writes: behind its norm, or what it returns."""
     return layer.at_write if layer.lost is None else layer.at_out
 
 
@@ -207,8 +207,7 @@ def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for layer in layers:
         part, behind = layer.attention, [FrozenNorm.of(norm, read) for norm in layer.behind]
-        kept = kept if layer.lost is None else kept * (1 - layer.lost.detach())
-        kept = FrozenNorm.of(layer.stream_norm, read)(kept).detach()
+        kept = FrozenNorm.of(layer.stream_norm, read)(layer.kept(kept)).detach()
         if part is not None:
             moves.append(_moves(read, layer, part, behind))
             own = part.merge.output.bias
@@ -216,10 +215,9 @@ def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
         if layer.shift is not None and (layer.stream_norm or part is not None):
             bias = bias + layer.shift.detach()
         if part is None:
-            written, at = read(_written_at(layer)), _written_at(layer)
+            at = _written_at(layer)
             # what is read behind a norm on the write has passed it already
-            passed = behind if at == layer.at_out else []
-            writes.append((_label(layer), _through(passed, written).detach()))
+            writes.append((_label(layer), _through(behind if at == layer.at_out else [], read(at)).detach()))
     mixing = [layer for layer in layers if layer.attention is not None]
     return Unit(_label((mixing or layers)[0]), kept, tuple(moves), tuple(writes), bias, result)
 
