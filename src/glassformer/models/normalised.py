@@ -8,7 +8,7 @@
 No weight has a length to learn (`OptimConfig(unit_vectors=True)` keeps all of them at 1), so that products are cosines,
 and what sizes there are stand in the learned scales. There is no other norm, no bias and no weight decay.
 Source: Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere"
-(2410.01131), section 2.
+(2410.01131), section 2. The released code multiplies s_u by sqrt(d_model), too, which the norm behind divides out.
 """
 
 from typing import Any
