@@ -11,6 +11,7 @@ from torch import Tensor
 import glassformer as gf
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.behaviour import rank_of_stream, residual_ratio
+from glassformer.analysis.cards import cards
 from glassformer.analysis.from_weights import virtual_weights
 from glassformer.analysis.from_weights._reads_and_writes import norms_passed
 from glassformer.analysis.frozen import writes
@@ -34,7 +35,7 @@ from glassformer.models import (
 from glassformer.models.accounting import count_parameters
 from glassformer.models.sampling import GREEDY
 from glassformer.models.stack import make_context
-from glassformer.testing import close
+from glassformer.testing import applies, close
 from glassformer.testing.models import subject
 from glassformer.trace import Set, Tape
 from one_pass import in_one_pass
@@ -266,6 +267,14 @@ def _layer(mixer: Any, positions: Any = None) -> Any:
     return Attention(2, mixer=mixer, positions=positions or NoPositions()).build(16, 8, 0, "")
 
 
-def test_the_tiny_models_hold_one() -> None:
-    one = subject("normalised")
-    assert one.model.config.layers[0].wiring == "spherical"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "direct_logit_attribution", "neuron_effects",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("source_effects", "meaning_shift", "acdc", "patch")),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("logit_lens", "ablate_each", "circuits", "explain")),
+    ],
+)  # fmt: skip
+def test_analyses_are_what_their_judges_say(name: str) -> None:
+    card = next(card for card in cards() if card.name == name)
+    assert applies.outcome(card, subject("normalised")).compared
