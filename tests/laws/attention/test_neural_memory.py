@@ -85,6 +85,7 @@ def in_chunks(
         gates = Gates(*(x * real[:, None] for x in gates))
     layout = chunk_layout(context, q.shape[-2], len(q), size, real)
     z, surprise, state = neural_memory(q, k, v, gates, state, start, layout, how)
+    assert surprise is not None
     z = z if real is None else z * real[:, None, :, None]
     return [z, surprise, *tensors(state)]
 
@@ -191,7 +192,7 @@ def test_a_state_carries_everything_across_a_split(seed: int, sizes: Sequence[in
     *rows, gates, start, state = parted(drawn(seed, 9, sizes))
     rows = [*rows, *gates]
 
-    def read_from(first: int, last: int, before: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
+    def read_from(first: int, last: int, before: MemoryState) -> tuple[Tensor, Tensor | None, MemoryState]:
         q, k, v, *some = (x[:, :, first:last] for x in rows)
         context = make_context(2, last - first, q.device, is_causal=True, past=first)
         layout = chunk_layout(context, last - first, 2, size, None)
@@ -207,8 +208,9 @@ def test_a_state_carries_everything_across_a_split(seed: int, sizes: Sequence[in
 @given(seeds, widths, activations)
 def test_errors_make_the_gradient_that_autograd_finds(seed: int, sizes: Sequence[int], how: Activation) -> None:
     _, k, v, _, _, state = parted(drawn(seed, 5, sizes))
-    loss = (read(k, state.weights, how) - v).square().sum()
-    for x, d, expected in zip(*errors(k, v, state.weights, how), torch.autograd.grad(loss, state.weights), strict=True):
+    k, v, *weights = (x.flatten(0, 1) for x in (k, v, *state.weights))
+    loss = (read(k, weights, how) - v).square().sum()
+    for x, d, expected in zip(*errors(k, v, weights, how), torch.autograd.grad(loss, weights), strict=True):
         close(2 * x.mT @ d, expected)
 
 
@@ -321,6 +323,7 @@ def test_surprise_falls_as_a_pair_comes_again_and_rises_with_another_value() -> 
     empty = torch.zeros(1, 1, 4, 3, dtype=torch.float64)
     layout = chunk_layout(make_context(1, 5, k.device, is_causal=True), 5, 1, 1, None)
     surprise = neural_memory(k, k, v, gates, MemoryState((empty,), (empty,), (empty,)), [empty[0]], layout)[1]
+    assert surprise is not None
     close(surprise[0, 0], 2 * 3**0.5 * torch.tensor([1.0, 0, 0, 2, 2], dtype=torch.float64))
 
 
@@ -402,8 +405,8 @@ def test_operations_are_those_that_torch_counts(mixer: Any, n: int) -> None:
 
 def test_operations_grow_with_length_and_a_step_has_those_of_its_products() -> None:
     assert neural_memory_flops(64_000, (64, 128, 64), 32) == 1000 * neural_memory_flops(64, (64, 128, 64), 32)
-    # a matrix gives for the key, is written into twice, and gives for the query with the momentum beside it
-    assert neural_memory_flops(1, (8, 4), 32) == 2 * (5 * 8 * 4 + 8 + 4 + 2)
+    # a matrix gives for the key, is written into twice, gives for the query with the momentum beside it, and fades
+    assert neural_memory_flops(1, (8, 4), 32) == 2 * (5 * 8 * 4 + 8 + 4 + 2) + 8 * 8 * 4
 
 
 def test_gates_begin_where_the_docstring_says() -> None:

@@ -12,8 +12,9 @@ product of 1 - alpha behind j up to t, E_ji that of eta behind i up to j, b_t an
     C = B E,    x M_t = b_t x M + (B e)_t x S - sum_{i<=t} 2 theta_i C_ti (x . x_i) d_i
 
 reads a matrix of each position that is never formed; at the end of a chunk the same sum, and that with E in place of C,
-make the weights and the momentum of the next. `kernels.decay` has B, E, b and e, from logarithms. Slots without a
-position keep all they find, and add no momentum.
+make the weights and the momentum of the next. M and S lie one above the other, `2 in` rows of one matrix: a chunk reads
+them with one product, moves them on with one, and writes them with one.
+`kernels.decay` has B, E, b and e, from logarithms. Slots without a position keep all they find, and add no momentum.
 
 Source: Behrouz, Zhong, Mirrokni 2025, "Titans: Learning to Memorize at Test Time" (2501.00663), sections 3.1 and 3.2.
 The factor 2 of the gradient is written out there and dropped on the way; here it stays.
@@ -27,14 +28,17 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
 from glassformer.attention.kernels.chunk_layout import ChunkLayout
 from glassformer.attention.kernels.decay import gates_decay
 from glassformer.numerics.decompositions import unit_lower_solution
 
 Activation = Literal["silu", "gelu"]
-# positions whose weights are read together: what is stacked of them stays in the cache
-SPAN = 256
+# torch counts the operations of a product that is added in place as none
+flop_registry.setdefault(torch.ops.aten.baddbmm_, flop_registry[torch.ops.aten.baddbmm])
+# positions whose decay is found at once, and between which what has faded is let go
+SPAN = 512
 
 
 class Gates(NamedTuple):
@@ -66,16 +70,44 @@ class MemoryState(NamedTuple):
 
 
 class _Fading(NamedTuple):
-    """Of chunks: what is left of weights, of momentum and of writes at each row, and of the last two at the end.
+    """Of chunks: what is left of weights and momentum and of writes, at each row and, for the next chunk, at the end.
 
-    Rows of writes are multiplied by twice their rate.
+    What is left of writes is multiplied by twice their rate.
     """
 
-    weights: Float[Tensor, "group chunk row 1"]
-    momentum: Float[Tensor, "group chunk row 1"]
+    before: Float[Tensor, "group chunk row 2 1"]
     writes: Float[Tensor, "group chunk row row"]
-    momentum_end: Float[Tensor, "group chunk 1 1"]
-    writes_end: Float[Tensor, "group chunk row 1"]
+    before_end: Float[Tensor, "group chunk 2 2"]
+    writes_end: Float[Tensor, "group chunk row 2 1"]
+
+
+class _Memory(NamedTuple):
+    """A memory between two chunks.
+
+    Args:
+        opened: Weights with which the open chunk began, of each matrix.
+        both: Weights above momentum, of each matrix.
+    """
+
+    opened: Sequence[Float[Tensor, "group d_in d_out"]]
+    both: Sequence[Float[Tensor, "group 2*d_in d_out"]]
+
+    @classmethod
+    def of(cls, state: MemoryState) -> "_Memory":
+        """Return the memory of a state, rows of all heads in one axis."""
+        opened, weights, momentum = (tuple(x.flatten(0, 1) for x in part) for part in state)
+        return cls(opened, [torch.cat(pair, -2) for pair in zip(weights, momentum, strict=True)])
+
+    @property
+    def weights(self) -> list[Float[Tensor, "group d_in d_out"]]:
+        """Weights now."""
+        return [x[:, : x.shape[1] // 2] for x in self.both]
+
+    def state(self, lead: torch.Size) -> MemoryState:
+        """Return the state of a batch of heads."""
+        opened, weights = (tuple(x.unflatten(0, lead) for x in part) for part in (self.opened, self.weights))
+        momentum = tuple(x[:, x.shape[1] // 2 :].unflatten(0, lead) for x in self.both)
+        return MemoryState(opened, weights, momentum)
 
 
 def neural_memory(
@@ -87,7 +119,8 @@ def neural_memory(
     start: Sequence[Float[Tensor, "head d_in d_out"]],
     layout: ChunkLayout,
     activation: Activation = "silu",
-) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head pos"], MemoryState]:
+    with_surprise: bool = True,
+) -> tuple[Float[Tensor, "batch head pos d_value"], Float[Tensor, "batch head pos"] | None, MemoryState]:
     """Return what positions read, each after its own write; the lengths of their gradients; and the memory behind them.
 
     Args:
@@ -99,23 +132,24 @@ def neural_memory(
         start: Weights with which a text begins.
         layout: Where positions lie in chunks.
         activation: Between two matrices.
+        with_surprise: The lengths are measured; None takes their place otherwise.
     """
     lead, n = q.shape[:2], q.shape[-2]
     q, k, v = (layout.laid(x, -2).flatten(0, 1) for x in (q, k, v))
     gates = Gates(*(layout.laid(x, -1).flatten(0, 1) for x in gates))
-    state = MemoryState(*(tuple(x.flatten(0, 1) for x in part) for part in state))
-    begun = _Begun(start, layout, lead)
-    pieces: list[list[Tensor]] = []
+    memory, begun = _Memory.of(state), _Begun(start, layout, lead)
+    read: list[Tensor] = []
+    surprise: list[Tensor] | None = [] if with_surprise else None
     step = max(SPAN // layout.length, 1)
     for first in range(0, layout.n_chunks, step):
         span = slice(first, first + step)
         fading = _fading(Gates(*(x[:, span] for x in gates)), begun.filled(span), k)
-        state = MemoryState(*(tuple(map(_settled, part)) for part in state))
-        z, surprise, state = _read(q[:, span], k[:, span], v[:, span], fading, state, begun, first, activation)
-        pieces.append([z, surprise])
-    found = (pieces[0][i] if len(pieces) == 1 else torch.cat([piece[i] for piece in pieces], 1) for i in range(2))
-    z, surprise = (layout.taken(x.unflatten(0, lead), n) for x in found)
-    return z, surprise[..., 0], MemoryState(*(tuple(x.unflatten(0, lead) for x in part) for part in state))
+        memory = _Memory(memory.opened, [_settled(x) for x in memory.both])
+        rows, memory = _read(q[:, span], k[:, span], v[:, span], fading, memory, begun, first, activation, surprise)
+        read += rows
+    z = layout.taken(torch.stack(read, 1).unflatten(0, lead), n)
+    lengths = None if surprise is None else layout.taken(torch.stack(surprise, 1).unflatten(0, lead), n)[..., 0]
+    return z, lengths, memory.state(lead)
 
 
 def recalled(
@@ -137,19 +171,19 @@ def recalled(
     assert layout.n_chunks == 1, "what later chunks begin with is not known"
     lead, n = q.shape[:2], q.shape[-2]
     x = layout.laid(q, -2).flatten(0, 1)
-    state = MemoryState(*(tuple(part.flatten(0, 1) for part in each) for each in state))
-    opened = _Begun(start, layout, lead).at(0, state).opened
-    for i, matrix in enumerate(opened):
+    for i, matrix in enumerate(_Begun(start, layout, lead).at(0, _Memory.of(state)).opened):
         x = (x if i == 0 else _active(x, activation)) @ matrix[:, None]
     return layout.taken(x.unflatten(0, lead), n)
 
 
 class _Begun:
-    """Where chunks and texts begin, for rows of all heads; weights are `group in out`, a group a head of a row."""
+    """Where chunks and texts begin, for rows of all heads, a group a head of a row."""
 
     def __init__(self, start: Sequence[Tensor], layout: ChunkLayout, lead: torch.Size) -> None:
         self.layout, self.n_heads = layout, lead[1]
-        self.start = [x.expand(lead[0], *x.shape).flatten(0, 1) for x in start]
+        # a text begins without momentum
+        wide = [torch.cat([x, torch.zeros_like(x)], -2) for x in start] if layout.begins is not None else []
+        self.start = [x.expand(lead[0], *x.shape).flatten(0, 1) for x in wide]
 
     def filled(self, span: slice) -> Bool[Tensor, "#group chunk row"] | None:
         """Return which slots of some chunks hold a position; None for all."""
@@ -158,18 +192,19 @@ class _Begun:
         rows = filled.unflatten(-1, (self.layout.n_chunks, self.layout.length))[:, span]
         return rows if len(rows) == 1 else rows.repeat_interleave(self.n_heads, 0)
 
-    def at(self, chunk: int, state: MemoryState) -> MemoryState:
+    def at(self, chunk: int, memory: _Memory) -> _Memory:
         """Return the memory as a chunk finds it: anew where a text begins, opened where the chunk does."""
-        opened, weights, momentum = state
         if self.layout.begins is not None:
             begins = self._of_groups(self.layout.begins[chunk])
-            weights = tuple(torch.where(begins, *pair) for pair in zip(self.start, weights, strict=True))
-            momentum = tuple(x.masked_fill(begins, 0.0) for x in momentum)
+            both = [torch.where(begins, *pair) for pair in zip(self.start, memory.both, strict=True)]
+            memory = _Memory(memory.opened, both)
         fresh = self.layout.fresh[chunk]
+        if fresh is True:
+            return _Memory(memory.weights, memory.both)
         if isinstance(fresh, Tensor):
-            fresh = self._of_groups(fresh)
-            opened = tuple(torch.where(fresh, *pair) for pair in zip(weights, opened, strict=True))
-        return MemoryState(weights if fresh is True else opened, weights, momentum)
+            pairs, fresh = zip(memory.weights, memory.opened, strict=True), self._of_groups(fresh)
+            return _Memory([torch.where(fresh, *pair) for pair in pairs], memory.both)
+        return memory
 
     def _of_groups(self, rows: Bool[Tensor, " batch"]) -> Bool[Tensor, "group 1 1"]:
         return rows.repeat_interleave(self.n_heads)[:, None, None]
@@ -177,42 +212,57 @@ class _Begun:
 
 def _fading(gates: Gates, filled: Tensor | None, like: Tensor) -> _Fading:
     """Return what is left in chunks, of gates that come as group chunk row."""
-    keep, fade = (gates_decay(x[None], None, like[None]) for x in (gates.log_keep, gates.log_momentum))
-    assert keep is not None and fade is not None, "positions say what they keep"
+    decay = gates_decay(torch.stack([gates.log_keep, gates.log_momentum]), None, like[None])
+    assert decay is not None, "positions say what they keep"
+    (keep, fade), (kept, faded), over = decay.between.unbind(), decay.from_start.unbind(), decay.over[1]
     # what a slot without a position finds of momentum it does not add
-    between = keep.between[0] if filled is None else keep.between[0] * filled[..., None, :]
+    keep = keep if filled is None else keep * filled[..., None, :]
     twice = (2 * gates.rate)[..., None, :]
+    before = torch.stack([kept, keep @ faded], -2)
+    writes, pushes = (keep @ fade) * twice, fade[..., -1:, :] * twice
+    alone = torch.cat([torch.zeros_like(over), over], -1)
     return _Fading(
-        keep.from_start[0], between @ fade.from_start[0], (between @ fade.between[0]) * twice,
-        fade.over[0], (fade.between[0][..., -1:, :] * twice).mT,
+        before, writes, torch.cat([before[..., -1:, :, 0], alone], -2),
+        torch.cat([writes[..., -1:, :], pushes], -2).mT[..., None],
     )  # fmt: skip
 
 
 def _read(
-    q: Tensor, k: Tensor, v: Tensor, fading: _Fading, state: MemoryState, begun: _Begun, first: int, how: Activation
-) -> tuple[Tensor, Tensor, MemoryState]:
-    """Write chunks one after another, and read all of them; rows come as group chunk row width."""
-    found, steps = [], []
-    last = fading.writes[..., -1:, :].mT
-    ends = fading.weights[..., -1:, :], fading.momentum[..., -1:, :], last, fading.momentum_end, fading.writes_end
-    for i, (key, value, *end) in enumerate(zip(*(x.unbind(1) for x in (k, v, *ends)), strict=True)):
-        found.append(state := begun.at(first + i, state))
-        steps.append(errors(key, value, state.opened, how))
-        state = _written(state, *steps[-1], *end)
-    rows = zip(
-        zip(*(each.weights for each in found), strict=True), zip(*(each.momentum for each in found), strict=True),
-        zip(*(reads for reads, _ in steps), strict=True), zip(*(told for _, told in steps), strict=True), strict=True,
-    )  # fmt: skip
-    layers = [tuple(torch.stack(x, 1) for x in row) for row in rows]
-    x, square = q, k.new_zeros(*k.shape[:-1], 1)
-    for i, (weights, momentum, reads, told) in enumerate(layers):
-        x = x if i == 0 else _active(x, how)
-        own = (fading.writes * (x @ reads.mT)) @ told
-        x = (fading.weights * x) @ weights + (fading.momentum * x) @ momentum - own
-        with torch.no_grad():
-            read, heard = (one.norm(dim=-1, keepdim=True) for one in (reads, told))
-            square += (2 * read * heard).square()
-    return x, square.sqrt(), state
+    q: Tensor, k: Tensor, v: Tensor, fading: _Fading, memory: _Memory, begun: _Begun, first: int, how: Activation,
+    surprise: list[Tensor] | None,
+) -> tuple[list[Tensor], _Memory]:  # fmt: skip
+    """Write chunks one after another, and read each; rows come as group chunk row width, lengths go to `surprise`."""
+    found = []
+    # what queries ask of the first matrix waits for nothing
+    ahead = _faded(q, fading.before), fading.writes * (q @ k.mT)
+    chunks = zip(*(x.unbind(1) for x in (k, v, *ahead, *fading)), strict=True)
+    for i, (key, value, asked, alike, before, writes, before_end, writes_end) in enumerate(chunks):
+        memory = begun.at(first + i, memory)
+        reads, told = errors(key, value, memory.opened, how)
+        if surprise is not None:
+            surprise.append(_gradient_length(reads, told))
+        x, both = None, []
+        for matrix, heard, error in zip(memory.both, reads, told, strict=True):
+            if x is not None:
+                x = _active(x, how)
+                asked, alike = _faded(x, before), writes * torch.bmm(x, heard.mT)
+            x = torch.bmm(asked, matrix).baddbmm_(alike, error, alpha=-1)
+            moved = torch.bmm(before_end, matrix.reshape(len(matrix), 2, -1)).view_as(matrix)
+            both.append(moved.baddbmm_(_faded(heard, writes_end).mT, error, alpha=-1))
+        found.append(x)
+        memory = _Memory(memory.opened, both)
+    return found, memory
+
+
+def _faded(x: Float[Tensor, "*lead row width"], left: Float[Tensor, "*lead row 2 1"]) -> Tensor:
+    """Return rows twice, each by its own of what is left: `… row 2*width`."""
+    return (x[..., None, :] * left).flatten(-2)
+
+
+@torch.no_grad()
+def _gradient_length(reads: Sequence[Tensor], told: Sequence[Tensor]) -> Float[Tensor, "group row 1"]:
+    lengths = [2 * x.norm(dim=-1) * d.norm(dim=-1) for x, d in zip(reads, told, strict=True)]
+    return torch.stack(lengths, -1).norm(dim=-1, keepdim=True)
 
 
 def _settled(x: Tensor) -> Tensor:
@@ -220,26 +270,14 @@ def _settled(x: Tensor) -> Tensor:
 
     Products of what is left would be denormal, and some processors take many times as long over those.
     """
-    least = torch.finfo(x.dtype).tiny ** (1 / 3)
-    return torch.where(x.detach().abs() < least, x - x.detach(), x)
-
-
-def _written(
-    state: MemoryState, reads: Sequence[Tensor], told: Sequence[Tensor], keep: Tensor, carry: Tensor, writes: Tensor,
-    fade: Tensor, pushes: Tensor,
-) -> MemoryState:  # fmt: skip
-    """Return the memory behind a chunk, of what each matrix reads and is told of: group row width."""
-    weights, momentum = [], []
-    for w, s, x, d in zip(state.weights, state.momentum, reads, told, strict=True):
-        weights.append(torch.baddbmm(torch.addcmul(keep * w, carry, s), (writes * x).mT, d, alpha=-1))
-        momentum.append(torch.baddbmm(fade * s, (pushes * x).mT, d, alpha=-1))
-    return MemoryState(state.opened, tuple(weights), tuple(momentum))
+    found = x.detach()
+    return x + (F.hardshrink(found, torch.finfo(x.dtype).tiny ** (1 / 3)) - found)
 
 
 def errors(
-    k: Float[Tensor, "*lead row d_head"],
-    v: Float[Tensor, "*lead row d_value"],
-    weights: Sequence[Float[Tensor, "*lead d_in d_out"]],
+    k: Float[Tensor, "group row d_head"],
+    v: Float[Tensor, "group row d_value"],
+    weights: Sequence[Float[Tensor, "group d_in d_out"]],
     activation: Activation = "silu",
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return what each matrix reads of keys, and the error it is told of.
@@ -248,12 +286,12 @@ def errors(
     """
     reads, slopes = [k], []
     for matrix in weights[:-1]:
-        x, slope = _activated(reads[-1] @ matrix, activation)
+        x, slope = _activated(torch.bmm(reads[-1], matrix), activation)
         reads.append(x)
         slopes.append(slope)
-    told = [reads[-1] @ weights[-1] - v]
+    told = [torch.baddbmm(v, reads[-1], weights[-1], beta=-1)]
     for matrix, slope in zip(reversed(weights[1:]), reversed(slopes), strict=True):
-        told.insert(0, (told[0] @ matrix.mT) * slope)
+        told.insert(0, torch.bmm(told[0], matrix.mT) * slope)
     return reads, told
 
 
@@ -339,10 +377,11 @@ def neural_memory_flops(n: int, widths: Sequence[int], size: int) -> int:
     rows = n if n <= size else -(-n // size) * size
     pairs, triples = rows * min(n, size), rows * min(n, size) ** 2
     # what is left of writes; then each matrix, forwards, in two writes and two reads; errors go back through all but
-    # the first
+    # the first; a chunk moves weights and momentum on
     products = list(pairwise(widths))
     weights = sum(5 * a * b for a, b in products) + sum(a * b for a, b in products[1:])
-    return 2 * rows * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples)
+    moved = rows // min(n, size) * 8 * sum(a * b for a, b in products)
+    return 2 * rows * weights + 2 * pairs * sum(a + b for a, b in products) + 2 * (pairs + triples) + moved
 
 
 def _active(x: Tensor, how: Activation) -> Tensor:
@@ -353,6 +392,7 @@ def _activated(x: Tensor, how: Activation) -> tuple[Tensor, Tensor]:
     """Return an activation and its slope."""
     if how == "silu":
         share = x.sigmoid()
-        return x * share, share * (1 + x * (1 - share))
+        active = x * share
+        return active, torch.lerp(active, active.new_ones(()), share)
     below = 0.5 * (1 + (x * 0.5**0.5).erf())
     return x * below, below + x * (-0.5 * x.square()).exp() * (2 * torch.pi) ** -0.5

@@ -208,8 +208,10 @@ class _MemoryMixer(Mixer):
         gates, real = self.gated(x, context, tape), self._real(n, context)
         state = MemoryState(*(tuple(each.to(q.dtype) for each in part) for part in state))
         layout = chunk_layout(context, n, batch, self.config.chunk, real)
-        z, surprise, state = neural_memory(q, k, v, gates, state, self.start(v, v.shape[-1]), layout, self.activation)
-        site(tape, self.at.surprise, surprise)
+        start, wanted = self.start(v, v.shape[-1]), wants(tape, self.at.surprise)
+        z, surprise, state = neural_memory(q, k, v, gates, state, start, layout, self.activation, wanted)
+        if surprise is not None:
+            site(tape, self.at.surprise, surprise)
         z = z if real is None else z * real[:, None, :, None]
         return z.to(dtype), state
 
