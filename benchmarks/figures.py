@@ -32,8 +32,10 @@ from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
+from glassformer.training.sharing import Alone
 from grids import GRID, GRID_HEADS, GRID_WIDTH, OVER_GRIDS, SOFTMAX, over_grid
 from long import pairs
+from meshes import LONG, MESSAGES, RING, kept_by_ranks, mesh_of_one, messages_of_lasp, training_step
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
 from states import (
     ASKED,
@@ -65,6 +67,7 @@ class Row:
         comparison: The measured ratios of time.
         aim: Largest ratio aimed at; None where nothing is.
         speed: The aim is the smallest ratio of speeds instead (baseline time over subject time).
+        bytes: What is compared are bytes, which are counted, in place of seconds.
         notes: Further numbers, with their unit in the name.
     """
 
@@ -74,6 +77,7 @@ class Row:
     comparison: Comparison
     aim: float | None = None
     speed: bool = False
+    bytes: bool = False
     notes: dict[str, float] = field(default_factory=dict)
 
 
@@ -343,6 +347,34 @@ def outputs(seconds: float) -> Rows:
             yield Row(case, name, "full softmax", measured, aim=aim, speed=True)
 
 
+def meshes(seconds: float) -> Rows:
+    """A mesh of one process beside plain training; what ranks keep of a long text, and send of texts of any length."""
+    config, model = recipe("gpt-4l").replace(compile=False), small()
+    batch = batch_of(tokens(model, 8, 257))
+    with mesh_of_one(config) as mesh, torch.enable_grad():
+        wrapped, plain = (training_step(config, sharing, batch) for sharing in (mesh, Alone()))
+        difference = abs(wrapped() - plain())
+        assert difference < 1e-3, f"the two losses differ by {difference}"
+        measured = compare(wrapped, plain, rounds=40, seconds=seconds, warmup=1)
+    case = "gpt-4l shape, 8 x 256"
+    yield Row(case, "training step, a mesh of one (FSDP2)", "plain training step", measured, aim=1.05)
+    (alone,) = kept_by_ranks(1)
+    for ranks, share in RING.items():
+        most = max(kept_by_ranks(ranks))
+        grown = max(each.resident for each in kept_by_ranks(ranks))
+        notes = {"saved_bytes": most.saved, "resident_share": grown / alone.resident}
+        yield Row(
+            f"four layers of width 128, 1 x {LONG}, activations", f"a rank of {ranks} in a ring", "one process",
+            counted(most.saved, alone.saved), aim=share, bytes=True, notes=notes,
+        )  # fmt: skip
+    short, *others = zip(MESSAGES, messages_of_lasp(), strict=True)
+    for length, sent in others:
+        yield Row(
+            "messages of LASP+, two ranks", f"{length} tokens", f"{short[0]} tokens", counted(sent, short[1]), aim=1.0,
+            bytes=True, notes={"sent_bytes": sent},
+        )  # fmt: skip
+
+
 def generation(seconds: float) -> Rows:
     """Greedy state-carried generation, batch 1, shape of GPT-2 small, against `transformers` generate."""
     model = gpt2()
@@ -437,6 +469,7 @@ FIGURES: dict[str, Callable[[float], Rows]] = {
         memories,
         grids,
         outputs,
+        meshes,
         generation,
         serving,
         importing,
@@ -555,13 +588,23 @@ def gradients(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) 
         return torch.autograd.grad(forward().sum(), weights, allow_unused=True)
 
 
+def batch_of(ids: torch.Tensor) -> Batch:
+    """Return rows of ids as a batch in which every next token counts."""
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    return Batch(inputs, targets, torch.ones_like(targets, dtype=torch.bool))
+
+
+def counted(subject: float, baseline: float) -> Comparison:
+    """Return a comparison of two numbers of bytes, which are the same in every round."""
+    ours, theirs = (Timing(each, each) for each in (subject, baseline))
+    return Comparison.of([(ours, theirs, theirs)])
+
+
 def our_step(model: Decoder, ids: torch.Tensor) -> Callable[[], float]:
     """Return what the training loop does in one step, less its logging."""
     optim = recipe("gpt-4l").optim
     optimizer = optim.build(model)
-    batch = Batch(
-        ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.ones(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool)
-    )
+    batch = batch_of(ids)
 
     def step() -> float:
         loss = model.loss(batch)

@@ -26,6 +26,8 @@ from figures import FIGURES, Row
 from glassformer.bench.machine import processor
 from glassformer.bench.paired import aim_met, interval_said, rounds_said, together
 
+# what a ratio is of, as it is said behind what is compared
+UNITS = {"times": "", "speeds": " (speed)", "bytes": " (bytes)"}
 WIDE = 0.1  # an A/A interval wider than this says that the machine was too busy
 
 
@@ -71,18 +73,23 @@ def kept(path: Path, here: dict[str, Any], measured: set[str]) -> list[dict[str,
 
 
 def record(name: str, threads: int, sittings: Sequence[Row]) -> dict[str, Any]:
-    """Return the sittings of a comparison as JSON; ratios are of times, or of speeds where the aim is one of speed."""
+    """Return the sittings of a comparison as JSON; ratios are of times or bytes, or of speeds where the aim is one."""
     row, c = sittings[0], together([sitting.comparison for sitting in sittings])
     ratios = {"cpu": c.cpu, "wall": c.wall, "cpu_same": c.cpu_same, "wall_same": c.wall_same}
     if row.speed:
         ratios = {clock: spread.inverse() for clock, spread in ratios.items()}
     facts = {"figure": name, "threads": threads, "case": row.case, "subject": row.subject, "baseline": row.baseline}
-    facts |= {"ratio_of": "speeds" if row.speed else "times", "rounds": c.rounds, "aim": row.aim}
+    ratio_of = "speeds" if row.speed else "bytes" if row.bytes else "times"
+    facts |= {"ratio_of": ratio_of, "rounds": c.rounds, "aim": row.aim}
     facts |= {clock: dataclasses.asdict(spread) for clock, spread in ratios.items()}
     medians = [sitting.comparison.cpu.median for sitting in sittings]
     facts |= {"sittings": [1 / ratio for ratio in medians] if row.speed else medians}
     notes = {note: statistics.median(sitting.notes[note] for sitting in sittings) for note in row.notes}
-    facts |= {"subject_seconds": c.subject._asdict(), "baseline_seconds": c.baseline._asdict(), "notes": notes}
+    if row.bytes:
+        facts |= {"subject_bytes": c.subject.cpu, "baseline_bytes": c.baseline.cpu}
+    else:
+        facts |= {"subject_seconds": c.subject._asdict(), "baseline_seconds": c.baseline._asdict()}
+    facts |= {"notes": notes}
     facts |= {"date": date.today().isoformat()}
     return facts | {"met": met(facts)}
 
@@ -115,7 +122,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     head = "figure | case | threads | subject / baseline | CPU time | all rounds | A/A | wall time | aim | met | also"
     lines = [f"| {head} |", "|" + "---|" * len(head.split("|"))]
     for row in rows:
-        compared = f"{row['subject']} / {row['baseline']}" + (" (speed)" if row["ratio_of"] == "speeds" else "")
+        compared = f"{row['subject']} / {row['baseline']}{UNITS[row['ratio_of']]}"
         sign = "≥" if row["ratio_of"] == "speeds" else "≤"
         notes = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in row["notes"].items())
         cells = (

@@ -19,6 +19,7 @@ from typing import Any
 
 from glassformer.attention import MixerConfig
 from glassformer.bench.paired import aim_met, aim_said, interval_said, rounds_said
+from glassformer.dynamics import EQUIVARIANCE_LAWS
 from glassformer.serve import Limits
 from glassformer.serve.schema import schema
 from glassformer.study import find, names as names_of_studies, shipped
@@ -220,7 +221,31 @@ def studies(page: str) -> dict[str, str]:
 def theory(page: Path) -> dict[str, str]:
     """Return what was seen of a view, as `make theory` computed it, and what studies that its page names found."""
     facts: dict[str, dict[str, str]] = json.loads(THEORY.read_text(encoding="utf-8"))
-    return {"seen": _table([("what", "seen"), *facts[page.stem].items()])} | studies(page.read_text(encoding="utf-8"))
+    rows = THEORY.with_name(f"{page.stem}.json")
+    return (
+        {"seen": _table([("what", "seen"), *facts[page.stem].items()])}
+        | studies(page.read_text(encoding="utf-8"))
+        | (equivariance(json.loads(rows.read_text(encoding="utf-8"))) if rows.is_file() else {})
+    )
+
+
+def equivariance(rows: dict[str, list[dict[str, list[str]]]]) -> dict[str, str]:
+    """Return a table of laws for mechanisms and one for positions: a row for settings that obey the same."""
+    kinds = {one.partition("(")[0] for row in rows["mechanism"] for one in row["settings"]}
+    if sorted(kinds) != [kind for kind, _ in _registered()]:
+        raise SystemExit("laws were tried of other mechanisms than there are: python docs/make_theory.py symmetries")
+    heads = [law.replace(" ", "<br>") for law in EQUIVARIANCE_LAWS]
+    return {
+        group: _table([(group, *heads)] + [(_settings(row["settings"]), *row["signs"]) for row in found])
+        for group, found in rows.items()
+    }
+
+
+def _settings(names: Sequence[str], width: int = 120) -> str:
+    """Return as many names as a cell has room for, and how many more there are."""
+    shown = [name for i, name in enumerate(names) if i == 0 or sum(map(len, names[: i + 1])) <= width]
+    more = f"<br>and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return "<br>".join(f"`{name}`" for name in shown) + more
 
 
 def _ran(report: dict[str, Any]) -> str:
@@ -262,7 +287,7 @@ def speed() -> str:
     heads = ("compared", "case", "threads", "ratio", "rounds", "aim", "met")
     rows: list[Sequence[str]] = [heads]
     for row in _ratios():
-        unit = " (speed)" if row["ratio_of"] == "speeds" else ""
+        unit = {"times": "", "speeds": " (speed)", "bytes": " (bytes)"}[row["ratio_of"]]
         ratio, rounds = _interval(row["cpu"]), rounds_said(row["rounds"], row.get("sittings", []), row["cpu"])
         sign = "≥" if row["ratio_of"] == "speeds" else "≤"
         aim = "" if row["aim"] is None else f"{sign} {row['aim']}"

@@ -2,8 +2,8 @@
 
     python docs/make_theory.py [PAGE …]       all pages in docs/theory, or some of them
 
-Of each view a picture, `docs/images/theory/PAGE.png`, and numbers in words, in `seen.json` beside it, which `make
-tables` puts on its page. All of it takes a minute; what takes longer is a study.
+Of each view a picture, `docs/images/theory/PAGE.png`, and numbers in words, in `seen.json` beside it; of one with many
+rows these, in `PAGE.json`. `make tables` puts both on its page. All of it takes a minute; what takes longer is a study.
 """
 
 import io
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import theory_of_blocks
+import theory_of_maps
 import theory_of_states
 from PIL import Image
 
@@ -19,7 +20,7 @@ from glassformer.figures import draw
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
 SEEN = FOLDER / "seen.json"
-VIEWS = theory_of_states.VIEWS | theory_of_blocks.VIEWS
+VIEWS = theory_of_states.VIEWS | theory_of_blocks.VIEWS | theory_of_maps.VIEWS
 
 
 def main(pages: list[str]) -> None:
@@ -31,6 +32,9 @@ def main(pages: list[str]) -> None:
         draw(panels).savefig(picture, dpi=80)
         # few colours are a third of the bytes
         Image.open(picture).convert("RGB").quantize(256).save(FOLDER / f"{page}.png", optimize=True)
+        if page in theory_of_maps.ROWS:
+            rows = json.dumps(theory_of_maps.ROWS[page](), indent=1, ensure_ascii=False)
+            (FOLDER / f"{page}.json").write_text(rows + "\n", encoding="utf-8")
         SEEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

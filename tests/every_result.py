@@ -38,6 +38,7 @@ from glassformer.bench import attention_costs
 from glassformer.data import Batch, ClosingBrackets, Counterfactuals, Pairs, WhichTask
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
+from glassformer.dynamics import equivariance_table
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
 from glassformer.models import DecoderConfig, block
@@ -243,6 +244,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "EdgeAttribution": _pairs(circuits.attribute_edges),
     "EdgeEffects": _pairs(circuits.edge_effects),
     "EffectiveMemory": lambda: behaviour.effective_memory(subject("linear").model),
+    "EquivarianceTable": lambda: equivariance_table(_small(), length=4),
     "Erasers": _weights(subspaces.erasers),
     "Erasure": _one_pass(subspaces.erasure),
     "ErasureEffects": lambda: probes.erasure_effects(_small(), list(_ids()), _labels(), folds=2),

@@ -10,12 +10,20 @@ from safetensors.torch import load_file
 from glassformer.testing import close
 from glassformer.training import Progress, TrainConfig, read_metrics, train
 from glassformer.training.parallel import Mesh
+from glassformer.training.sharing import Checkpoints
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 
 
-def run(recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None = None) -> None:
-    """Train in double precision, up to a step where somebody stops it."""
+def run(
+    recipe: TrainConfig,
+    folder: Path,
+    mesh: Mesh | None,
+    until: int | None = None,
+    checkpoints: Checkpoints = "whole",
+    begin_from: Path | None = None,
+) -> None:
+    """Train in double precision, up to a step where somebody stops it; `begin_from` is as `train` has it."""
 
     def stop(progress: Progress) -> None:
         if progress.step == until:
@@ -25,27 +33,26 @@ def run(recipe: TrainConfig, folder: Path, mesh: Mesh | None, until: int | None 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            train(recipe, folder, mesh=mesh, report=stop)
+            train(recipe, folder, mesh=mesh, report=stop, checkpoints=checkpoints, begin_from=begin_from)
     except KeyboardInterrupt:
         assert until is not None
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def runs(recipe: TrainConfig, folder: Path, mesh: Mesh, stops: bool = True) -> None:
+def runs(recipe: TrainConfig, folder: Path, mesh: Mesh, stops: bool = True, checkpoints: Checkpoints = "whole") -> None:
     """One run without a stop; with stops, one that goes on on the same mesh, and one that another mesh goes on with."""
-    run(recipe, folder / "straight", mesh)
+    run(recipe, folder / "straight", mesh, checkpoints=checkpoints)
     if stops:
-        run(recipe, folder / "resumed", mesh, until=7)
-        run(recipe, folder / "resumed", mesh)
-        run(recipe, folder / "elsewhere", mesh, until=7)
+        run(recipe, folder / "resumed", mesh, 7, checkpoints)
+        run(recipe, folder / "resumed", mesh, checkpoints=checkpoints)
+        run(recipe, folder / "elsewhere", mesh, 7, checkpoints)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Weights and moments after the last step."""
-    return {
-        f"{name} {key}": value for name in FILES for key, value in load_file(folder / "step-00000020" / name).items()
-    }
+    last = max(folder.glob("step-*"))
+    return {f"{name} {key}": value for name in FILES for key, value in load_file(last / name).items()}
 
 
 def same(folder: Path, other: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import real_models
 from circuits import AIMS
+from figures import FIGURES, counted
 from glassformer.bench.paired import (
     Comparison,
     Spread,
@@ -196,6 +197,21 @@ def test_an_aim_is_written_as_it_is_and_an_interval_never_narrower_than_it_is() 
         for at_least in (True, False):
             if aim_met(found, low, high, aim, at_least=at_least) == "unclear":
                 assert aim_met(found, shown_low, shown_high, aim, at_least=at_least) == "unclear"
+
+
+@pytest.mark.parametrize(("saved", "met"), [(65, "yes"), (66, "no")])
+def test_bytes_are_judged_as_they_are_counted(saved: int, met: str) -> None:
+    row = Row("case", "a rank", "one process", counted(saved, 100), aim=0.65, bytes=True, notes={"saved_bytes": saved})
+    facts = record("made up", 1, [row, row, row])
+    assert (facts["ratio_of"], facts["subject_bytes"], facts["baseline_bytes"]) == ("bytes", saved, 100)
+    assert facts["met"] == met and "subject_seconds" not in facts
+    shown = table([facts])[-1]
+    assert f"a rank / one process (bytes) | {saved / 100:.3f} (" in shown and "≤ 0.65" in shown
+
+
+def test_every_figure_stands_in_the_readme() -> None:
+    readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in FIGURES if f"| `{name}` |" not in readme] == []
 
 
 def test_rounds_of_several_sittings_make_one_comparison_that_says_how_far_they_lie_apart() -> None:

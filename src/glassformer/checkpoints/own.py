@@ -3,7 +3,8 @@
 Outputs and sources that are vocabularies of their own have `output_tokenizer.json` and `source_tokenizer.json`.
 
 `config.json` is an envelope around the model's config with the SHA-256 of config, weights and tokenizers, so that a
-damaged file is told from a strange one. Tied matrices are stored once.
+damaged file is told from a strange one. Tied matrices are stored once. Where ranks of a mesh wrote the weights, each
+its shards, they lie in the files of `rank_files`.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ from glassformer.arguments import checked
 from glassformer.checkpoints.adapters import lasting_notes, unmerged_notes
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
-from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle, narrowed
+from glassformer.checkpoints.rank_files import RankFiles, holds_weights
+from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, Tensors, is_pickle, narrowed
 from glassformer.data import Roles, Tokenizer
 from glassformer.data.chat_template import ChatTemplate
 from glassformer.errors import CheckpointError, ConfigError, nearest
@@ -64,15 +66,29 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
     """
     folder, model, kind = Path(folder), require_model(model, "save"), number_type(dtype)
     tensors = {name: narrowed(name, value.detach(), kind).cpu() for name, value in seen_state(model).items()}
-    contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
+    weights = serialise(tensors)
+    return files.write_all(folder, {WEIGHTS: weights, **described(model, {WEIGHTS: sha256(weights)})})
+
+
+def described(
+    model: Model, digests: Mapping[str, str], optimizer: Mapping[str, str] | None = None
+) -> dict[str, bytes | str]:
+    """Files that lie beside a model's weights, by name: its tokenizers, and last the envelope.
+
+    Args:
+        model: What they say something of.
+        digests: SHA-256 of the files with its weights.
+        optimizer: SHA-256 of files with an optimizer's state, if there are any.
+    """
     tokenizers = tokenizers_of(model)
-    contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
-    digests = {name: sha256(content) for name, content in contents.items()}
-    # the envelope goes last: a folder without it is no model yet
+    texts = {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
+    digests = {**digests, **{name: sha256(text) for name, text in texts.items()}}
+    # a folder without its envelope is no model yet
     said = envelope(
-        model.config, digests, model.origin, tokenizers, model.trained_length, model.generation, model.checkpoint_notes
-    )
-    return files.write_all(folder, contents | {CONFIG: said})
+        model.config, digests, model.origin, tokenizers, model.trained_length, model.generation,
+        model.checkpoint_notes, optimizer,
+    )  # fmt: skip
+    return {**texts, CONFIG: said}
 
 
 def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
@@ -95,6 +111,7 @@ def envelope(
     trained_length: int | None = None,
     generation: GenerationRules = NO_RULES,
     notes: tuple[ModelNote, ...] = (),
+    optimizer: Mapping[str, str] | None = None,
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -106,6 +123,7 @@ def envelope(
         trained_length: Tokens of the longest rows it was trained on.
         generation: What it says of generating.
         notes: What must be known of its weights.
+        optimizer: SHA-256 of files with the state of what trains it, by name.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
@@ -122,6 +140,8 @@ def envelope(
         said["generation"] = generation.to_dict()
     if kept := lasting_notes(notes):
         said["notes"] = [note.to_dict() for note in kept]
+    if optimizer:
+        said["optimizer"] = dict(optimizer)
     return json_text(said, indent=1)
 
 
@@ -153,6 +173,11 @@ class OwnFolder:
         """SHA-256 of the files, and of the config under `model`."""
         return self.said["sha256"]
 
+    @property
+    def optimizer(self) -> Mapping[str, str]:
+        """SHA-256 of the files with the state of an optimizer, which may be gone; none in folders that never had it."""
+        return self.said.get("optimizer", {})
+
     @cached_property
     def config(self) -> ModelConfig:
         """The model's config."""
@@ -170,7 +195,7 @@ class OwnFolder:
     @property
     def digest(self) -> str:
         """Digest of config and weights, from those that the envelope holds: no file is read."""
-        held = {name: digest for name, digest in self.digests.items() if name.startswith("model")}
+        held = {name: digest for name, digest in self.digests.items() if _is_of_weights(name)}
         return f"files:{sha256(json_text(held, sort=True))}"
 
     @property
@@ -209,7 +234,8 @@ class OwnFolder:
         Raises:
             CheckpointError: Names, shapes or types of the tensors are not the model's.
         """
-        tensors = TensorFiles(self.folder)
+        of_ranks = [name for name in self.digests if holds_weights(name)]
+        tensors = RankFiles(self.folder, of_ranks) if of_ranks else TensorFiles(self.folder)
         model = skeleton(self.config, len(tensors), self.folder)
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         _fit(shapes, tensors)
@@ -235,8 +261,8 @@ class OwnFolder:
             weights_only: Check the files that hold the model's weights, and no others.
         """
         for name, digest in self.digests.items():
-            if name != "model" and (not weights_only or name.startswith("model")):
-                _verify(self.folder / name, digest)
+            if name != "model" and (not weights_only or _is_of_weights(name)):
+                verify(self.folder / name, digest)
 
     def loaded_as(self, stored: torch.dtype) -> torch.dtype | None:
         """Return the type that weights come in unless another is asked for: ours are stored short to be small."""
@@ -283,6 +309,11 @@ class OwnFolder:
         return ""
 
 
+def _is_of_weights(name: str) -> bool:
+    """Whether a digest is of weights, or of the config that says what they are."""
+    return name.startswith("model") or holds_weights(name)
+
+
 def _check_envelope(said: Any, path: Path) -> None:
     digests = said.get("sha256") if isinstance(said, dict) else None
     files = [] if not isinstance(digests, dict) else [name for name in digests if name.endswith(".safetensors")]
@@ -291,14 +322,18 @@ def _check_envelope(said: Any, path: Path) -> None:
     # true is 1 to Python
     if type(said.get("format")) is not int or said["format"] != FORMAT:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
+    known = [name for name in files if _SHARD.fullmatch(name) or holds_weights(name)]
     # a damaged name must not pass for a file that was never there
-    entries = {"format", "model", "origin", "sha256", "trained_length", "generation", "notes", "chat", *TOKENIZERS}
+    entries = {"format", "model", "origin", "sha256", "trained_length", "generation", "notes", "chat", "optimizer"}
+    entries |= TOKENIZERS.keys()
     strange = [
         *(said.keys() - entries),
-        *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
+        *(digests.keys() - {"model", *TOKENIZERS.values(), *known}),
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
+    if not isinstance(said.get("optimizer", {}), dict):
+        raise CheckpointError(f'"{path}": "optimizer" must be an object of files and their digests, or be left out.')
     if no_text := [name for name, digest in digests.items() if not isinstance(digest, str)]:
         raise CheckpointError(f'"{path}": the digest of {", ".join(no_text)} is no text; it was changed or damaged.')
     _check_origin(said.get("origin"), path)
@@ -336,7 +371,7 @@ def digest_of(config: object) -> str:
         return "none"
 
 
-def _fit(shapes: Mapping[str, tuple[int, ...]], tensors: TensorFiles) -> None:
+def _fit(shapes: Mapping[str, tuple[int, ...]], tensors: Tensors) -> None:
     """Raise `CheckpointError` unless names, shapes and types are exactly the model's."""
     problems = [f'"{name}" is missing.{nearest(name, tensors)}' for name in shapes if name not in tensors]
     problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in tensors if name not in shapes]
@@ -358,8 +393,8 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
 
 
-def _verify(path: Path, expected: str) -> None:
-    """Check a file against its digest without holding it."""
+def verify(path: Path, expected: str) -> None:
+    """Raise `CheckpointError` unless a file is what its digest says; it is not held in memory."""
     try:
         with opened(path) as file:
             start = file.read(16)

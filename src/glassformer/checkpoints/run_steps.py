@@ -4,7 +4,8 @@
       facts.json                 what going on needs, under its own digest
       optimizer.safetensors      the optimizer's state, as long as training may go on from here
 
-A folder counts if its name is that of a step and it holds either of the two. What it says of itself is checked when
+Where ranks of a mesh wrote it, each its shards, weights and state lie in the files of `rank_files`. A folder counts if
+its name is that of a step and it holds facts or state. What it says of itself is checked when
 it is used, never when it is counted: a damaged checkpoint is an error, not one that was never there.
 """
 
@@ -15,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glassformer.checkpoints.own import sha256
+from glassformer.checkpoints.own import OwnFolder, sha256, verify
+from glassformer.checkpoints.rank_files import holds_state
 from glassformer.errors import CheckpointError
-from glassformer.files import MOST_JSON, json_text, read, reason
+from glassformer.files import MOST_JSON, json_text, read, read_json, reason
 from glassformer.files.packaged import CONFIG
 
 FACTS, OPTIMIZER = "facts.json", "optimizer.safetensors"
@@ -75,6 +77,34 @@ def check(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def optimizer_files(folder: Path) -> list[Path]:
+    """Return the files with the optimizer's state: none once it is gone, one, or one of each rank."""
+    of_ranks = sorted(path for path in folder.glob("*.safetensors") if holds_state(path.name))
+    return [folder / OPTIMIZER] if os.path.lexists(folder / OPTIMIZER) else of_ranks
+
+
+def checked_optimizer_files(folder: Path) -> list[Path]:
+    """Return the same, once each is what its digest says: in the config of the model, or in the facts.
+
+    Raises:
+        CheckpointError: There are others than those, one is damaged, or what says their digests is.
+    """
+    found = optimizer_files(folder)
+    try:
+        said = OwnFolder(folder, folder / CONFIG, read_json(folder / CONFIG)).optimizer
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f'cannot read "{folder / CONFIG}": {reason(error)}.') from error
+    if not said and found == [folder / OPTIMIZER]:
+        said = {OPTIMIZER: read_facts(folder)["sha256"].get(OPTIMIZER, "")}
+    if odd := {path.name for path in found} ^ said.keys():
+        raise CheckpointError(
+            f'"{folder}" has more or fewer files with the state of an optimizer than it says: {", ".join(sorted(odd))}.'
+        )
+    for path in found:
+        verify(path, said[path.name])
+    return found
+
+
 def facts_text(facts: Mapping[str, Any]) -> str:
     """Return what is written into facts.json."""
     return json_text({"facts": facts, "sha256": _digest(facts)}, finite=True)
@@ -106,7 +136,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return folder.is_dir() and any(os.path.lexists(folder / name) for name in (FACTS, OPTIMIZER))
+    return folder.is_dir() and (os.path.lexists(folder / FACTS) or bool(optimizer_files(folder)))
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

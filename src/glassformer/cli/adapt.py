@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 Action = Literal["train", "run"]
-Task = Literal["arithmetic", "sorting", "closing-brackets", "which-task", "sorted-sums"]
+Task = Literal[
+    "arithmetic",
+    "sorting",
+    "closing-brackets",
+    "which-task",
+    "sorted-sums",
+    "running-sum",
+    "permutation-product",
+    "iterated-squaring",
+    "circuit-value",
+]
 Kind = Literal["svf", "lora", "milora", "corda", "full"]
 Choice = Literal["prompt", "classifier", "few-shot"]
 WHICH = "which-task"

@@ -8,6 +8,7 @@ from glassformer.cli.options import LongOutput, Measure, ModelName, Opening, Pro
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
+from glassformer.cli.started_together import shared_among_processes
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -32,7 +33,8 @@ def patch(
     """Patch activations: put values of one run into another, one at a time, and see how much of the answer they carry.
 
     Prompts come from a file (--pairs), a template (--task) or the command line (--clean and --corrupt). Further
-    questions about the same prompts are the commands paths, edges and prune.
+    questions about the same prompts are the commands paths, edges and prune. Processes that torchrun starts share the
+    values to be replaced among them (torchrun --nproc-per-node 2 -m glassformer patch ...), and the first one prints.
 
     Examples:
         glassformer patch attn-only-2l
@@ -56,11 +58,14 @@ def patch(
     require(not by or bool(sites), "--by says how --sites are cut: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
     check(output, save_to=save_to)
-    loaded = model_of(model, opening)
-    compared = prompts_of(loaded, prompts)
-    metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
-    ways = ("denoising", "noising") if direction == "both" else (direction,)
-    found = [_swept(loaded, compared, metrics, sites or SITES, by, way, save_to, output.dry_run) for way in ways]
+    with shared_among_processes(opening, output) as (opening, tells):
+        loaded = model_of(model, opening)
+        compared = prompts_of(loaded, prompts)
+        metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
+        ways = ("denoising", "noising") if direction == "both" else (direction,)
+        found = [_swept(loaded, compared, metrics, sites or SITES, by, way, save_to, output.dry_run) for way in ways]
+    if not tells:
+        return
     given = {"metric": [m.name for m in metrics], "seed": prompts.seed, "sites": list(sites or SITES)}
     present("patch", loaded, compared, found, given=given, output=output, top=top)
 

@@ -20,6 +20,7 @@ def plan(
     accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32",
     memory: float = 80.0,
+    checkpoints: Literal["whole", "shards"] = "whole",
     *,
     output: Output,
 ) -> None:
@@ -33,6 +34,7 @@ def plan(
         glassformer plan gpt2-small --gpus 8
         glassformer plan llama3-8b --gpus 64 --mesh dp=8,tp=8 --length 8192 --precision bfloat16
         glassformer plan llama3-8b --mesh dp=4,cp=4 --batch 16 --memory 141 --json plan.json
+        glassformer plan llama3-8b --gpus 16 --precision bfloat16 --checkpoints shards
 
     Args:
         model: A preset (gpt2-small, llama3-8b, …), a shipped model or a folder.
@@ -44,6 +46,8 @@ def plan(
         accumulate: Parts of a batch, which run one after another.
         precision: Of the forward pass; weights, gradients and moments are float32.
         memory: GiB that a GPU has.
+        checkpoints: What the ranks keep of a run, as `train` takes it: the whole model, which rank 0 holds beside its
+            share, or each its shards.
     """
     from glassformer.render.terminal.tables import noted, tables
     from glassformer.training.parallel import Mesh, plan as plan_training
@@ -57,13 +61,14 @@ def plan(
     )
     config = config_of(model)
     found = plan_training(
-        config, shape, length=length, batch=batch, accumulate=accumulate, precision=precision, memory=memory
-    )
+        config, shape, length=length, batch=batch, accumulate=accumulate, precision=precision, memory=memory,
+        checkpoints=checkpoints,
+    )  # fmt: skip
     note = note_of_room(config, found)
     found = found if note is None else found.noted(note)
     asked = {
         "model": model, "gpus": shape.size, "mesh": str(shape), "length": found.length, "batch": found.batch,
-        "accumulate": accumulate, "precision": precision, "memory": memory,
+        "accumulate": accumulate, "precision": precision, "memory": memory, "checkpoints": checkpoints,
     }  # fmt: skip
     shown = [tables(found), *noted(found.notes), *map(str, notes_of(model))]
     deliver("plan", None, asked, [found], output, shown=shown)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -27,6 +27,7 @@ def train(
     threads: int | None = None,
     device: str | None = None,
     mesh: str | None = None,
+    checkpoints: Literal["whole", "shards"] = "whole",
     set: tuple[str, ...] = (),
     data: tuple[str, ...] = (),
     begin_from: Path | None = None,
@@ -52,6 +53,8 @@ def train(
             it has one, and the CPU otherwise.
         mesh: Processes that share the work, each started by torchrun: rows of every batch (dp=2), positions of every
             text (cp=2), heads and neurons of every layer (tp=2), or several of these (dp=2,tp=2).
+        checkpoints: What a mesh keeps: the whole model, or each process its shards, so that none needs room for the
+            whole; nothing but the held-out loss is measured then.
         set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
             or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
             evaluate_batches, save_every, keep or weights; or what --show prints below model, data and evaluate, entries
@@ -75,10 +78,16 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = folder or Path("runs") / Path(recipe_name).stem
-    _train(config, folder, begin_from, mesh)
+    _train(config, folder, begin_from, mesh, checkpoints)
 
 
-def _train(config: "TrainConfig", folder: Path, begin_from: Path | None, mesh: str | None) -> None:
+def _train(
+    config: "TrainConfig",
+    folder: Path,
+    begin_from: Path | None,
+    mesh: str | None,
+    checkpoints: Literal["whole", "shards"],
+) -> None:
     from glassformer.analysis.learning.measures import MEASURES
     from glassformer.training import train as run_training
 
@@ -116,7 +125,12 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None, mesh: s
 
     try:
         with _notes_on(console), console.status(spoken("reading data, measuring the start")) as status:
-            run_training(config, folder, measures=MEASURES, report=report, begin_from=begin_from, mesh=shape)
+            # what no process has whole is not measured
+            measures = MEASURES if checkpoints == "whole" else None
+            run_training(
+                config, folder, measures=measures, report=report, begin_from=begin_from, mesh=shape,
+                checkpoints=checkpoints,
+            )  # fmt: skip
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(_kept(folder)) from interrupt
     finally:

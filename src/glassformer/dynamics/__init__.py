@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         in_one_half,
     )
     from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
+    from glassformer.dynamics.equivariance import EquivarianceTable, equivariance_defect, equivariance_table
+    from glassformer.dynamics.equivariance_laws import EQUIVARIANCE_LAWS, EquivarianceLaw
     from glassformer.dynamics.hopfield import (
         BinaryMemory,
         ContinuousMemory,
@@ -40,6 +42,16 @@ if TYPE_CHECKING:
     )
     from glassformer.dynamics.implicit import fixed_point
     from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
+    from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens, sampling_errors, tokens_of
+    from glassformer.dynamics.lipschitz import (
+        LipschitzBounds,
+        StretchedTokens,
+        ball_bound,
+        jacobian_norm,
+        lipschitz_bounds,
+        local_bound,
+        stretched_tokens,
+    )
     from glassformer.dynamics.particles import (
         ParticleFlow,
         clusters,
@@ -64,6 +76,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
     "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
+    "equivariance": ["EquivarianceTable", "equivariance_defect", "equivariance_table"],
+    "equivariance_laws": ["EQUIVARIANCE_LAWS", "EquivarianceLaw"],
     "hopfield": [
         "BinaryMemory",
         "ContinuousMemory",
@@ -74,6 +88,16 @@ _HOMES = {
     ],
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
+    "integral_operator": ["HeadOperator", "TokenMeasure", "Tokens", "sampling_errors", "tokens_of"],
+    "lipschitz": [
+        "LipschitzBounds",
+        "StretchedTokens",
+        "ball_bound",
+        "jacobian_norm",
+        "lipschitz_bounds",
+        "local_bound",
+        "stretched_tokens",
+    ],
     "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
     "spins": [
         "VectorSpins",
@@ -101,6 +125,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "EQUIVARIANCE_LAWS",
     "GATES",
     "SCHEMES",
     "STEPS",
@@ -110,16 +135,24 @@ __all__ = [
     "ContinuousMemory",
     "EllipsoidAttention",
     "EllipsoidHead",
+    "EquivarianceLaw",
+    "EquivarianceTable",
     "Gate",
+    "HeadOperator",
+    "LipschitzBounds",
     "NeuronAstrocyteNetwork",
     "OdeSolution",
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
     "Prompts",
+    "StretchedTokens",
     "TheoremCheck",
+    "TokenMeasure",
+    "Tokens",
     "Tripartite",
     "VectorSpins",
+    "ball_bound",
     "binary_magnetisations",
     "capacity",
     "check_theorem",
@@ -128,6 +161,8 @@ __all__ = [
     "clusters",
     "draw_prompts",
     "equal_angles",
+    "equivariance_defect",
+    "equivariance_table",
     "expected_capacity",
     "expected_wrong_bits",
     "fitted_orders",
@@ -137,8 +172,11 @@ __all__ = [
     "hypotheses",
     "in_one_half",
     "integrate",
+    "jacobian_norm",
     "kept_numbers",
     "leaders",
+    "lipschitz_bounds",
+    "local_bound",
     "mean_field",
     "mean_field_step",
     "merged",
@@ -148,13 +186,16 @@ __all__ = [
     "prompting",
     "random_circuit",
     "residual_gaps",
+    "sampling_errors",
     "solve",
     "spin_norm",
     "spins_of",
     "split",
     "splitting_gaps",
     "spontaneous_order",
+    "stretched_tokens",
     "token_cosines",
+    "tokens_of",
     "wrong_bits",
     "wrong_gates",
 ]

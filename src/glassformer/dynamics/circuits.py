@@ -21,21 +21,11 @@ from torch import Tensor
 
 from glassformer.arguments import Count
 from glassformer.config import require
+from glassformer.data.tasks.circuit_value import GATES
 from glassformer.dynamics.wiring import Head, Layer, Neuron, Reading, wired
 from glassformer.errors import nearest
 from glassformer.labelled import Labelled
 from glassformer.models import GREEDY, Decoder, generate
-
-# c_0, c_1, c_2, c_3 of c_0 + c_1 x + c_2 y + c_3 x y
-GATES: dict[str, tuple[int, int, int, int]] = {
-    "and": (0, 0, 0, 1),
-    "or": (0, 1, 1, -1),
-    "xor": (0, 1, 1, -2),
-    "nand": (1, 0, 0, -1),
-    "nor": (1, -1, -1, 1),
-    "xnor": (1, -1, -1, 2),
-    "not": (1, -1, 0, 0),  # of the first
-}
 
 
 class Gate(NamedTuple):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from glassformer.arguments import Positive, Several, checked
 from glassformer.dynamics.particles import runge_kutta
-from glassformer.errors import WrongArgument
+from glassformer.errors import ShapeMismatch, WrongArgument
 from glassformer.numerics.decompositions import eigh
 
 TheoremName = Literal["3.2", "4.1", "5.1", "6.1"]
@@ -71,6 +71,7 @@ class EllipsoidAttention:
 
     Raises:
         WrongArgument: The metric is not symmetric, or not positive definite.
+        ShapeMismatch: When tokens are given, a matrix is not as wide as they are.
     """
 
     heads: Several[EllipsoidHead]
@@ -93,6 +94,7 @@ class EllipsoidAttention:
         found = torch.zeros_like(x)
         for head in self.heads:
             scores, value = head.at(time)
+            _require_width(x, scores, value)
             products = x @ scores @ x.mT / math.sqrt(x.shape[-1])
             if self.causal:
                 products = products.masked_fill(torch.ones_like(products, dtype=torch.bool).triu(1), -math.inf)
@@ -124,13 +126,17 @@ class EllipsoidAttention:
         """The V of theorem 3.2, at time 0.
 
         Raises:
+            ShapeMismatch: The matrix of the head is not as wide as tokens are.
             WrongArgument: There are several heads: it is of one.
         """
         if len(self.heads) != 1:
             raise WrongArgument(f"potential: of one head; found {len(self.heads)}. Theorem 3.2 has one.")
-        return -(x @ self.heads[0].at(0.0)[0] @ x.mT / math.sqrt(x.shape[-1])).exp().sum((-2, -1))
+        scores = self.heads[0].at(0.0)[0]
+        _require_width(x, scores)
+        return -(x @ scores @ x.mT / math.sqrt(x.shape[-1])).exp().sum((-2, -1))
 
     def _measured(self, x: Tensor) -> Tensor:
+        _require_width(x, self.metric)
         return x if self.metric is None else x @ self.metric
 
 
@@ -179,6 +185,9 @@ def check_theorem(
         start: Where tokens begin; they are moved onto the ellipsoid.
         until: When to stop.
         length: Of a step.
+
+    Raises:
+        ShapeMismatch: A matrix of the system is not as wide as tokens are.
     """
     x = system.onto(start)
     asked = hypotheses(theorem, system, x)
@@ -196,7 +205,11 @@ def hypotheses(theorem: TheoremName, system: EllipsoidAttention, x: Float[Tensor
         theorem: Its number in the paper.
         system: The attention.
         x: Where tokens begin.
+
+    Raises:
+        ShapeMismatch: A matrix of the system is not as wide as tokens are.
     """
+    _require_width(x, system.metric, *(matrix for head in system.heads for matrix in head.at(0.0)))
     heads, one = system.heads, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     given = [head.value for head in heads]
     plain = all(u is None or (isinstance(u, Tensor) and torch.allclose(u, one)) for u in given)
@@ -271,6 +284,16 @@ def _axis(system: EllipsoidAttention, x: Tensor) -> Tensor | None:
 
 def _opposite(x: Tensor, others: Tensor) -> bool:
     return bool(((x[:, None] + others).norm(dim=-1) < NEAR * x.norm(dim=-1)[:, None]).any())
+
+
+def _require_width(x: Tensor, *matrices: Tensor | None) -> None:
+    width = x.shape[-1]
+    for matrix in matrices:
+        if matrix is not None and tuple(matrix.shape) != (width, width):
+            raise ShapeMismatch(
+                f"tokens of width {width} for a matrix of shape {tuple(matrix.shape)}: metric, scores and value of an "
+                f"ellipsoid's attention must be {width} by {width}."
+            )
 
 
 def _positive(matrix: Tensor) -> bool:

@@ -83,6 +83,7 @@ def run(case: Case) -> Measures:
     for measure in ("base", "expert", "others", "collapse"):
         found[measure] = fmean(found[f"{measure} {name}"] for name in TASKS)
     if case["expert"] == SVF:
+        found[f"base {QUESTION.kind}"] = right(model, QUESTION, QUESTION.questions(prompts, "test", seed=case.seed))
         found |= two_passes(case, model, experts, tests) | moved(case, experts)
     return found
 
@@ -103,7 +104,7 @@ def trained(case: Case, model: Decoder, task: QuestionConfig) -> Any:
         ExpertConfig(
             task, ADAPTERS[kind], objective="next-token" if kind == IMITATED else "reward", kl_weight=case["kl_weight"],
             steps=case["expert_steps"], batch_size=case["batch"], evaluate_every=max(case["expert_steps"] // 10, 1),
-            evaluate_prompts=case["prompts"], seed=case.seed,
+            evaluate_prompts=case["chosen_by"], seed=case.seed,
         ),
         report=lambda step: case.report(step.step, step.steps),
     )  # fmt: skip
@@ -161,10 +162,12 @@ def of(measure: str, expert: str = SVF) -> Quantity:
     return value(measure, expert=expert)
 
 
-ROOM = tuple(
-    Condition(f"The decoder knows a part of {name} and not all of it", of(f"base {name}"), within(0.2, 0.6))
-    for name in TASKS
-)
+def learned(name: str) -> Condition:
+    return Condition(f"The decoder knows a part of {name} and not all of it", of(f"base {name}"), within(0.2, 0.6))
+
+
+ROOM = tuple(map(learned, TASKS))
+ASKING = (*ROOM, learned(str(QUESTION.kind)))
 
 SHARES = {"two passes": "right answers to all tasks", "chosen": "prompts that get their expert"}
 
@@ -178,13 +181,13 @@ STUDY = Study(
     scales={
         "smoke": Scale(
             1,
-            {"steps": 2, "expert_steps": 2, "batch": 4, "prompts": 4, "shots": 2, "search": 2, "kl_weight": 0.0,
-             "decoders": 1},
+            {"steps": 2, "expert_steps": 2, "batch": 4, "prompts": 4, "chosen_by": 4, "shots": 2, "search": 2,
+             "kl_weight": 0.0, "decoders": 1},
         ),
         "small": Scale(
             3,
-            {"steps": 5000, "expert_steps": 150, "batch": 128, "prompts": 400, "shots": 10, "search": 30,
-             "kl_weight": 0.1, "decoders": 3},
+            {"steps": RECIPE.steps, "expert_steps": 120, "batch": 128, "prompts": 600, "chosen_by": 200, "shots": 10,
+             "search": 12, "kl_weight": 0.1, "decoders": 3},
         ),
     },
     measures={
@@ -194,7 +197,10 @@ STUDY = Study(
         "collapse": Measure("Share that training has lost again at its end, mean over experts"),
         "mixture": Measure("Share of right answers with a third of each expert's change, mean over tasks"),
         "parameters": Measure("Numbers of an expert that are trained"),
-        **{f"base {name}": Measure(f"Share of right answers to {name} without an expert") for name in TASKS},
+        **{
+            f"base {name}": Measure(f"Share of right answers to {name} without an expert")
+            for name in (*TASKS, str(QUESTION.kind))
+        },
         **{f"expert {name}": Measure(f"Share of right answers to {name} with its expert") for name in TASKS},
         **{f"others {name}": Measure(f"What the expert of {name} adds to the other tasks") for name in TASKS},
         **{f"collapse {name}": Measure(f"Share that training on {name} has lost again at its end") for name in TASKS},
@@ -224,11 +230,11 @@ STUDY = Study(
         Claim("composes", "A third of each expert answers all tasks better than the decoder",
               of("mixture") - of("base"), above(0), ROOM),
         Claim("two-passes-asked", "Where the decoder says which expert answers, a mixture of tasks is answered better",
-              of(f"two passes {ASKED}") - of("base"), above(0), ROOM),
+              of(f"two passes {ASKED}") - of("base"), above(0), ASKING),
         Claim("two-passes-told", "Where an expert for the question says it, too", of(f"two passes {TOLD}") - of("base"),
-              above(0), ROOM),
+              above(0), ASKING),
         Claim("classifier-helps", "The expert for the question chooses better than the decoder",
-              of(f"chosen {TOLD}") - of(f"chosen {ASKED}"), above(0), ROOM),
+              of(f"chosen {TOLD}") - of(f"chosen {ASKED}"), above(0), ASKING),
         Claim("few-shot", "Mixtures chosen by ten examples bring sums in order, which no expert learned, more often",
               of("unseen few-shot") - of("unseen base"), above(0), ROOM),
         Claim("moves", "Scales make a decoder of another seed better", of("moved"), above(0), ROOM),
@@ -236,7 +242,7 @@ STUDY = Study(
               ROOM),
     ),
     differs=(
-        "Decoders of 1.8 million parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
+        "Decoders of 335,000 parameters that know these tasks alone; the paper adapts Llama 3 8B and Mistral 7B.",
         "Another decoder is one of the same shape from another seed; the paper's two models differ in family.",
         "LoRA changes all matrices too, by rank 8.",
     ),

@@ -29,7 +29,7 @@ from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
-from glassformer.training.sharing import Alone, Sharing, Trained
+from glassformer.training.sharing import Alone, Checkpoints, Sharing, Trained
 from glassformer.training.transfer import take_over
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def train(
     report: Callable[[Progress], None] | None = None,
     begin_from: str | Path | None = None,
     mesh: "Mesh | None" = None,
+    checkpoints: Checkpoints = "whole",
 ) -> Any:
     """Train, or go on training, in a run folder; return the model.
 
@@ -73,18 +74,23 @@ def train(
             step they have reached: the way to go on under another recipe, with another rate for example.
         mesh: Processes that share the work: each calls this, as torchrun starts them, and gets the same numbers as one
             alone would. The leader writes, measures, and has the model in the end; the others have None.
+        checkpoints: What a mesh keeps of a run: the whole model, which the leader then has room for, or `"shards"`, of
+            which each process writes its own, and the leader one single folder in the end, tensor by tensor. No process
+            has the whole model then, so none is returned, and none can be measured. A run may go on either way.
 
     Raises:
         RunFolderError: Another process trains there, or the folder holds another recipe.
-        ConfigError: The recipe names a device that is not here.
+        ConfigError: The recipe names a device that is not here, or there is no mesh to keep shards, or measures ask for
+            a model that is whole nowhere.
         TrainingDiverged: A loss or a gradient is not finite; the last good checkpoint is whole.
         DataError: A source of text is not there, or the corpus holds no usable text.
-        CheckpointError: The checkpoint to go on from is damaged.
+        CheckpointError: The checkpoint to go on from is damaged, or of another model.
         SaveError: A checkpoint could not be written; the last one is whole.
         RankLost: A process of the mesh did not come, died or no longer answers.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
     """
     _warn_if_apart(config)
+    _check_checkpoints(checkpoints, mesh, measures)
     device = device_of(config.device)
     assert device is not None, "a recipe names a device"
     deterministic = _reproducible(config.compile or is_accelerator(device))
@@ -96,18 +102,16 @@ def train(
             from glassformer.training.parallel.shared import shared
 
             device = own_device(device)
-            sharing = open_ones.enter_context(shared(config, mesh, device))
+            sharing = open_ones.enter_context(shared(config, mesh, device, checkpoints))
         run = sharing.first("opening the folder", lambda: RunFolder(folder, config, begin_from, writes=sharing.leads))
         open_ones.enter_context(run)
         # what is measured on is built after what is trained on has been read
         for source in (config.data, config.evaluate or config.data):
             source.check()
         data = config.data.build(run.tokenizer())
-        model = _model(config, data).to(device)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
-        optimizer = config.optim.build(model)
-        restored = run.restore(model, optimizer)
-        trained = sharing.divided(Trained(model, optimizer))
+        # held nowhere here: a process that trains a share lets go of the whole
+        trained, restored = sharing.begun(_model(config, data).to(device), config.optim, run)
         facts = _facts(config, data, heldout, device, mesh)
         if restored is not None:
             # runs that do not say where they ran knew no other place
@@ -147,7 +151,7 @@ def train(
                     loop.save()
                     raise
         whole = sharing.whole()
-        return None if whole is None else whole.model.eval()
+        return None if whole is None else whole.eval()
 
 
 class _Loop:
@@ -231,8 +235,7 @@ class _Loop:
         keep = self.step in self.config.keep or self.step == self.config.steps
         told = {"tokens": self.tokens, "seconds": seconds, "losses": self.losses, "keep": keep}
         told |= {"charges": self.charges} if self.charges else {}
-        if (whole := self.sharing.whole()) is not None:
-            self.run.save(self.step, whole.model, whole.optimizer, self.facts | told)
+        self.sharing.save(self.run, self.step, self.facts | told)
 
     def evaluate(self) -> dict[str, Any]:
         """Return the held-out loss in nats per token, and every measure."""
@@ -251,9 +254,9 @@ class _Loop:
             found["heldout_loss"] = total / max(count, 1.0)
             self.descent.check("after", self.step, {"held-out loss": found["heldout_loss"]})
             if self.measures and (whole := self.sharing.whole()) is not None:
-                whole.model.eval()
+                whole.eval()
                 for measure in self.measures.values():
-                    found |= measure(whole.model, self.heldout)
+                    found |= measure(whole, self.heldout)
         self.model.train()
         return found
 
@@ -436,6 +439,22 @@ def _check_vocabularies(config: TrainConfig, data: Data) -> None:
             raise ConfigError(f"train: the data's {what} are of {wanted}; the model has {field}={size}.")
         if size is not None and size < tokenizer.vocab_size:
             raise ConfigError(f"train: the model has {field}={size}, the data {tokenizer.vocab_size} such tokens.")
+
+
+def _check_checkpoints(checkpoints: Checkpoints, mesh: "Mesh | None", measures: Mapping[str, Measure] | None) -> None:
+    """Raise `ConfigError` for shards of one process, and for measures of a model that no process has."""
+    if checkpoints == "whole":
+        return
+    if mesh is None:
+        raise ConfigError(
+            'train: checkpoints="shards" are written by the ranks of a mesh, and there is none. Give mesh=Mesh(dp=2) '
+            '(--mesh dp=2), or checkpoints="whole".'
+        )
+    if measures:
+        raise ConfigError(
+            f'train: {", ".join(measures)} measure the whole model, which no rank has where checkpoints="shards". '
+            'Give no measures (the held-out loss is told all the same), or checkpoints="whole".'
+        )
 
 
 @contextmanager

@@ -4,7 +4,8 @@
     tokenizer.json              made once, when the run begins
     metrics.jsonl               one line per measured step
     samples.txt                 what the model wrote along the way
-    step-00001200/              a model folder (load it like any other) plus facts.json and optimizer.safetensors
+    step-00001200/              a model folder (load it like any other) plus facts.json and optimizer.safetensors,
+                                or the files of `checkpoints.rank_files`, where ranks of a mesh keep their shards
     lock                        held while a process trains here
 
 A checkpoint is written beside its final name and then renamed, and renamed before it is removed, so a folder called
@@ -16,7 +17,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +27,9 @@ from safetensors.torch import load as parse, save as serialise
 
 from glassformer import checkpoints, files
 from glassformer.checkpoints import run_steps
-from glassformer.checkpoints.run_steps import FACTS, OPTIMIZER
+from glassformer.checkpoints.own import sha256_of
+from glassformer.checkpoints.rank_files import RankFiles
+from glassformer.checkpoints.run_steps import FACTS, OPTIMIZER, optimizer_files
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, RunFolderError, SaveError
 from glassformer.training.config import TrainConfig
@@ -38,7 +41,7 @@ _BUILDING, _REMOVING = ".building-", ".removing-"
 
 
 class RunFolder:
-    """One run's folder, locked for as long as this object is open, but for who only reads what another writes."""
+    """One run's folder, locked for as long as this object is open; of several processes, by the one that `writes`."""
 
     def __init__(
         self, folder: str | Path, config: TrainConfig, begin_from: str | Path | None = None, *, writes: bool = True
@@ -101,32 +104,54 @@ class RunFolder:
         """Newest checkpoint of this run that has its optimizer's state."""
         return _resumable(self.path)
 
+    def building(self, step: int) -> Path:
+        """Return the folder in which a step's checkpoint is written before it takes its name."""
+        return self.path / f"{_BUILDING}{step:08d}"
+
     def save(self, step: int, model: Any, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
-        """Write a checkpoint; older ones lose their optimizer state, or vanish unless they were to be kept.
+        """Write a checkpoint of a whole model; see `checkpoint`.
 
         Args:
             step: How many updates the weights have seen.
             model: Its weights.
             optimizer: Its state.
+            facts: What else going on needs.
+
+        Raises:
+            SaveError: It could not be written; the last one is whole.
+        """
+        with self.checkpoint(step, facts) as building:
+            if building is not None:
+                checkpoints.save(model, building)
+                files.write(building / OPTIMIZER, serialise(_flat(optimizer)))
+
+    @contextlib.contextmanager
+    def checkpoint(self, step: int, facts: dict[str, Any]) -> Iterator[Path | None]:
+        """Yield the folder for a checkpoint's model and optimizer state, which is none yet; then give it its name.
+
+        Older ones lose their optimizer state, or vanish unless they were to be kept. What is yielded is None where the
+        checkpoint is there already: a step has one state.
+
+        Args:
+            step: How many updates the weights have seen.
             facts: What else going on needs; `keep` says whether the weights are kept for good.
 
         Raises:
             SaveError: It could not be written; the last one is whole.
         """
-        place = run_steps.at(self.path, step)
-        if (place / OPTIMIZER).exists():
-            return  # a step has one state, and there it is
+        place, building = run_steps.at(self.path, step), self.building(step)
+        if optimizer_files(place):
+            yield None
+            return
         if os.path.lexists(place) and step not in run_steps.steps(self.path):
             raise SaveError(f'cannot write "{place}": what stands there is no checkpoint of this run. Move it away.')
-        building = self.path / f"{_BUILDING}{step:08d}"
-        state = serialise(_flat(optimizer))
         try:
-            checkpoints.save(model, building)
-            # the model's own config holds the digests of its weights and its tokenizer
-            config = (building / CONFIG).read_bytes()
-            digests = {OPTIMIZER: checkpoints.sha256(state), CONFIG: checkpoints.sha256(config)}
+            yield building
+            # the model's own config holds the digests of its weights, its tokenizer and what ranks wrote
+            said = [path for path in (building / CONFIG, building / OPTIMIZER) if path.exists()]
+            digests = {path.name: sha256_of(path) for path in said}
             text = run_steps.facts_text(facts | self.said() | {"step": step, "sha256": digests})
-            files.write_all(building, {OPTIMIZER: state, FACTS: text})
+            files.write(building / FACTS, text)
             # one that has lost its optimizer state may stand there, if a damaged later one was deleted by hand
             self._remove(place)
             os.replace(building, place)
@@ -138,19 +163,23 @@ class RunFolder:
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
-    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Load the checkpoint to go on from into model and optimiser; return its facts, or None if there is none.
+    def restore(self, model: torch.nn.Module, load: Callable[[Path], None]) -> dict[str, Any] | None:
+        """Load the checkpoint to go on from; return its facts, or None if there is none.
 
         Metrics and samples that a killed run wrote after that checkpoint are dropped.
 
+        Args:
+            model: What is to be trained; whole, or a rank's part of it.
+            load: Reads weights and optimizer state of a checkpoint.
+
         Raises:
-            CheckpointError: The checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged, or of another model.
             RunFolderError: It was trained by another recipe, or began elsewhere.
         """
         if self.start is None:
             self._forget_after(-1)
             return None
-        facts = _load(self.start, model, optimizer)
+        facts = _loaded(self.start, model, load)
         if self.goes_on:
             for name, said in self.said().items():
                 if facts.get(name) != said:
@@ -183,7 +212,8 @@ class RunFolder:
         except CheckpointError:
             keep = True  # a folder that is not ours to remove
         if keep:
-            (folder / OPTIMIZER).unlink(missing_ok=True)
+            for path in optimizer_files(folder):
+                path.unlink(missing_ok=True)
         else:
             self._remove(folder)
 
@@ -259,7 +289,7 @@ class RunFolder:
 def _resumable(run: Path) -> Path | None:
     """Return the newest checkpoint that has its optimizer's state."""
     folders = (run_steps.at(run, step) for step in reversed(run_steps.steps(run)))
-    return next((folder for folder in folders if os.path.lexists(folder / OPTIMIZER)), None)
+    return next((folder for folder in folders if optimizer_files(folder)), None)
 
 
 def _going_on(path: Path, different: Sequence[str]) -> str:
@@ -271,26 +301,72 @@ def _going_on(path: Path, different: Sequence[str]) -> str:
 
 def _beginning(asked: Path) -> Path:
     """Return the checkpoint that a path stands for: a run's newest, or the folder of a step."""
-    found = asked if os.path.lexists(asked / OPTIMIZER) else _resumable(asked)
+    found = asked if optimizer_files(asked) else _resumable(asked)
     if found is None:
         raise RunFolderError(
             f'"{asked}" holds no checkpoint to begin from. Give a run folder, or one of its step-* folders that has '
-            f"{OPTIMIZER}: the newest has, older ones are kept for their weights."
+            f"{OPTIMIZER}, or shards of it: the newest has, older ones are kept for their weights."
         )
     return found
 
 
-def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load a checkpoint into model and optimiser and return its facts; raises `CheckpointError` if it is damaged."""
+def load_whole(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load a run's checkpoint, whole or in shards, into a whole model and its optimizer.
+
+    Args:
+        folder: Of the checkpoint.
+        model: Of the same config.
+        optimizer: Of its weights.
+
+    Raises:
+        CheckpointError: A file is damaged, or of another model.
+    """
     try:
-        facts, state = run_steps.check(folder), files.read(folder / OPTIMIZER, _most_of_state(model))
-        if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
-            raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
+        state = _state(folder, model)
         model.load_state_dict(checkpoints.load(folder).state_dict())
-        _restore(optimizer, parse(state))
+        _restore(optimizer, state)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _state(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the optimizer's state as it lies on the disk, by number of the weight and name."""
+    if not os.path.lexists(folder / OPTIMIZER):
+        tensors = RankFiles(folder, [path.name for path in run_steps.checked_optimizer_files(folder)])
+        return {name: tensors.read(name) for name in tensors}
+    content = files.read(folder / OPTIMIZER, _most_of_state(model))
+    if run_steps.read_facts(folder)["sha256"].get(OPTIMIZER) != checkpoints.sha256(content):
+        raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
+    return parse(content)
+
+
+def _loaded(folder: Path, model: torch.nn.Module, load: Callable[[Path], None]) -> dict[str, Any]:
+    """Let a checkpoint be loaded; return its facts. `CheckpointError` says that it is damaged, or another model's."""
+    try:
+        facts = run_steps.check(folder)
+        unlike = sorted({name for name, _ in _shapes(model) ^ _shapes(_described(folder))})
+        if not unlike:
+            load(folder)
+    # an exchange that fails is none of these
+    except (OSError, CheckpointError) as error:
         raise _unusable(folder, error) from error
+    if unlike:
+        raise CheckpointError(
+            f'"{folder}" holds another model than the recipe asks for: weights with another name or shape are '
+            f"{', '.join(unlike[:3])}{', …' * (len(unlike) > 3)}. Begin from a checkpoint of that model, or train the "
+            "one that is there."
+        )
     return facts
+
+
+def _described(folder: Path) -> torch.nn.Module:
+    """Return the model that a checkpoint is of, without its weights."""
+    with torch.device("meta"):
+        return checkpoints.config_of(folder).build()
+
+
+def _shapes(model: torch.nn.Module) -> set[tuple[str, torch.Size]]:
+    return {(name, value.shape) for name, value in model.state_dict().items()}
 
 
 def _most_of_state(model: torch.nn.Module) -> int:

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from glassformer.data import Batch
+from glassformer.training.optim import OptimConfig
+from glassformer.training.record import RunFolder, load_whole
 
 Made = TypeVar("Made")
+# what processes keep of a run: the model, or each its part
+Checkpoints = Literal["whole", "shards"]
 
 
 class Trained(NamedTuple):
@@ -53,12 +57,16 @@ class Sharing(Protocol):
         """Return the context of a pass over this process's rows, of so many that all have together."""
         ...
 
-    def divided(self, whole: Trained) -> Trained:
-        """Return what this process trains of a model and its optimizer."""
+    def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
+        """Return what this process trains of a model, as the run's last checkpoint has it, and the facts of that."""
         ...
 
-    def whole(self) -> Trained | None:
-        """Return all that is trained, as it is now, to the leader; all processes ask together."""
+    def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
+        """Write a checkpoint of all that is trained, as it is now; all processes call it together."""
+        ...
+
+    def whole(self) -> Any | None:
+        """Return the model, as it is now, to the leader if it can have it; all processes ask together."""
         ...
 
 
@@ -82,9 +90,13 @@ class Alone:
     def dropout(self, batch: Batch, rows: int) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def divided(self, whole: Trained) -> Trained:
-        self._trained = whole
-        return whole
+    def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
+        self._trained = trained = Trained(model, optim.build(model))
+        return trained, run.restore(model, lambda folder: load_whole(folder, *trained))
 
-    def whole(self) -> Trained | None:
-        return self._trained
+    def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
+        assert self._trained is not None, "nothing is trained yet"
+        run.save(step, *self._trained, facts)
+
+    def whole(self) -> Any | None:
+        return None if self._trained is None else self._trained.model

@@ -2,20 +2,28 @@
 
 import ast
 import operator
+import re
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from glassformer.data import (
     Arithmetic,
+    CircuitValue,
     ClosingBrackets,
     DataConfig,
+    IteratedSquaring,
     MixtureConfig,
+    PermutationProduct,
     Question,
     QuestionConfig,
+    RunningSum,
+    SerialQuestion,
     SortedSums,
     Sorting,
     WhichTask,
@@ -35,7 +43,24 @@ TASKS: list[QuestionConfig] = [
     ClosingBrackets(n_min=2, n_max=8, n_kinds=2),
     SortedSums(),
     WhichTask(),
+    RunningSum(),
+    RunningSum(modulus=2, n_min=12, chain="none"),
+    PermutationProduct(chain="filler"),
+    PermutationProduct(generators=("231", "213"), n_min=5),
+    IteratedSquaring(),
+    IteratedSquaring(moduli=(15, 47), chain="filler"),
+    CircuitValue(),
+    CircuitValue(gates=("and", "not", "xnor"), n_inputs=2, chain="none"),
 ]
+IN_PYTHON = {
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+    "nand": lambda x, y: 1 - (x & y),
+    "nor": lambda x, y: 1 - (x | y),
+    "xnor": lambda x, y: 1 - (x ^ y),
+    "not": lambda x, y: 1 - x,
+}
 SPLITS: Any = ("train", "heldout", "test")
 
 
@@ -78,6 +103,30 @@ def solved(config: QuestionConfig, prompt: str) -> str:
                 return "arithmetic" if computed(about) >= 0 else "other"
             left = reduced(about)
             return "closing-brackets" if left and not set(left) & set(")]}>") else "other"
+        case SerialQuestion():
+            *before, found = worked_out(config, [symbol for symbol in prompt.split() if symbol not in "_="])
+            return "".join({"steps": before, "filler": ["."] * len(before), "none": []}[config.chain]) + found
+    raise AssertionError(config)
+
+
+def worked_out(config: SerialQuestion, symbols: list[str]) -> list[str]:
+    """Return the value behind each word: by sums, matrices, powers, and Python's operators."""
+    match config:
+        case RunningSum():
+            return [str(sum(map(int, symbols[:k])) % config.modulus) for k in range(1, len(symbols) + 1)]
+        case PermutationProduct():
+            places = len(symbols[0])
+            matrices = [np.eye(places, dtype=int)[[int(image) - 1 for image in symbol]] for symbol in symbols]
+            return ["".join(map(str, product.argmax(1) + 1)) for product in accumulate(matrices, operator.matmul)]
+        case IteratedSquaring():
+            number, modulus = int(symbols[0]), int(symbols[1].removeprefix("mod"))
+            return [str(pow(number, 2**k, modulus)) for k in range(1, len(symbols) - 1)]
+        case CircuitValue():
+            bits = {f"x{i}": int(bit) for i, bit in enumerate(symbols[: config.n_inputs])}
+            words = symbols[config.n_inputs :]
+            for kind, first, second in zip(words[::3], words[1::3], words[2::3]):
+                bits[f"x{len(bits)}"] = IN_PYTHON[kind](bits[first], bits[second])
+            return list(map(str, bits.values()))[config.n_inputs :]
     raise AssertionError(config)
 
 
@@ -148,6 +197,16 @@ def test_splits_have_the_shares_that_were_asked_for() -> None:
     # 1,830 different sums: a standard deviation of .011
     for split, share in {"train": 0.5, "heldout": 0.2, "test": 0.3}.items():
         assert found.count(split) / len(found) == pytest.approx(share, abs=0.04)
+
+
+def test_numbers_of_each_length_are_drawn_alike_often_and_all_that_are_allowed() -> None:
+    config, random = Arithmetic(largest=120), torch.Generator().manual_seed(0)
+    found = [int(number) for _ in range(1500) for number in re.findall("[0-9]+", config.draw(random).replace(" ", ""))]
+    assert set(found) == set(range(121))
+    for digits in (1, 2, 3):
+        # a standard deviation of .009
+        share = sum(len(str(number)) == digits for number in found) / len(found)
+        assert share == pytest.approx(1 / 3, abs=0.04)
 
 
 def test_which_task_a_prompt_is_of_is_not_told_by_its_looks() -> None:
@@ -231,7 +290,7 @@ def test_longest_questions_fit_their_rows() -> None:
 @pytest.mark.full
 def test_the_recipe_of_questions_trains_a_small_decoder_whose_answers_are_rewarded(tmp_path: Path) -> None:
     config = recipe("questions")
-    assert 1e6 < sum(parameter.numel() for parameter in config.model.build().parameters()) < 3e6
+    assert 3e5 < sum(parameter.numel() for parameter in config.model.build().parameters()) < 4e5
     short = config.replace(data=config.data.replace(batch_size=4), steps=2, evaluate_batches=1)
     model = train(short, tmp_path)
     assert isinstance(config.data, MixtureConfig)

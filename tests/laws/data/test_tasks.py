@@ -9,18 +9,22 @@ import torch
 from glassformer.data import (
     Arithmetic,
     Brackets,
+    CircuitValue,
     ClosingBrackets,
     Copy,
     DataConfig,
     DirichletMarkov,
     Induction,
+    IteratedSquaring,
     Markov,
     MixtureConfig,
     ModularAddition,
     Needle,
+    PermutationProduct,
     Recall,
     Repeat,
     Reverse,
+    RunningSum,
     Sessions,
     SkipTrigram,
     SortedSums,
@@ -50,6 +54,7 @@ TASKS = [
 CHANCES = [Markov(), DirichletMarkov(), Sessions(), ZipfMarkov()]
 # whose answers are asked about in test_questions.py
 QUESTIONS = [kind(batch_size=4) for kind in (Arithmetic, Sorting, SortedSums, ClosingBrackets, WhichTask)]
+QUESTIONS += [kind(batch_size=4) for kind in (RunningSum, PermutationProduct, IteratedSquaring, CircuitValue)]
 NAMES = [f"{config.kind}-{i}" for i, config in enumerate(TASKS)]
 IDS = [*NAMES, *(config.kind for config in [*CHANCES, *QUESTIONS]), "zh-en"]
 

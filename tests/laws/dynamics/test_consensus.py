@@ -17,7 +17,7 @@ from glassformer.dynamics import (
     in_one_half,
     on_sphere,
 )
-from glassformer.errors import WrongArgument
+from glassformer.errors import ShapeMismatch, WrongArgument
 from glassformer.testing import close
 from glassformer.testing.layers import Layer
 
@@ -150,5 +150,19 @@ def test_what_is_no_ellipsoid_or_theorem_is_refused() -> None:
         EllipsoidAttention(())
     with pytest.raises(WrongArgument, match="of one head; found 2"):
         EllipsoidAttention((EllipsoidHead(ONE), EllipsoidHead(ONE))).potential(X)
+    with pytest.raises(ShapeMismatch, match=r"width 4 for a matrix of shape \(3, 3\)"):
+        check_theorem("5.1", EllipsoidAttention((EllipsoidHead(moving),), causal=True), on_sphere(6, 4))
+    wide = torch.eye(4, dtype=torch.float64)
+    for system in (
+        EllipsoidAttention((EllipsoidHead(ONE),), wide),
+        EllipsoidAttention((EllipsoidHead(wide),)),
+        EllipsoidAttention((EllipsoidHead(ONE, wide),)),
+    ):
+        with pytest.raises(ShapeMismatch, match="must be 3 by 3"):
+            hypotheses("3.2", system, X)
+        with pytest.raises(ShapeMismatch, match="must be 3 by 3"):
+            system.drift(0.0, X)
+    with pytest.raises(ShapeMismatch, match="must be 4 by 4"):
+        EllipsoidAttention((EllipsoidHead(ONE),)).potential(on_sphere(6, 4))
     with pytest.raises(WrongArgument, match="theorem= takes"):
         check_theorem("7.1", EllipsoidAttention((EllipsoidHead(ONE),)), X)  # type: ignore[arg-type]

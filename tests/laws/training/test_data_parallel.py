@@ -49,10 +49,17 @@ def refused(folder: Path) -> dict[str, str]:
         "one row": (Mesh(dp=2), {"data": DATA.replace(batch_size=1)}),
         "compiled": (Mesh(dp=2), {"compile": True}),
         "used": (Mesh(dp=2), {"seed": 3}),
+        "another model": (Mesh(dp=2), {"model": MODEL.replace(d_model=24)}),
     }
     for name, (mesh, changes) in cases.items():
+        begin_from = folder / "used" if name == "another model" else None
         try:
-            run(RECIPE.replace(**changes), folder / "used" if name == "used" else folder / name, mesh)
+            run(
+                RECIPE.replace(**changes),
+                folder / "used" if name == "used" else folder / name,
+                mesh,
+                begin_from=begin_from,
+            )
         except GlassformerError as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found
@@ -70,6 +77,8 @@ def test_meshes_and_recipes_that_do_not_fit_are_refused_by_all_ranks(tmp_path: P
     assert "1 rows cannot be shared among 2 ranks" in said["one row"]
     assert "Set compile=false" in said["compiled"]
     assert said["used"].startswith("RunFolderError: ") and "different: seed, steps" in said["used"]
+    assert said["another model"].startswith("CheckpointError: ") and "holds another model" in said["another model"]
+    assert not (tmp_path / "another model").exists()
 
 
 def dies(folder: Path) -> str:

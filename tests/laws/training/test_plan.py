@@ -261,6 +261,26 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_what_would() -> None:
     assert note_of_room(LLAMA, plan(LLAMA, Mesh(dp=2), length=16)) is None
 
 
+def test_ranks_that_keep_shards_hold_no_whole_model_beside_them() -> None:
+    mesh, size = Mesh(dp=3), 4 * sum(count_parameters(MODEL).values())
+    whole, shards = plan(MODEL, mesh, length=LENGTH), plan(MODEL, mesh, length=LENGTH, checkpoints="shards")
+    assert whole.held - shards.held == 3 * size and whole.sent == shards.sent
+    share = held_by(shards)["weights"]
+    assert shards.beginning == size + share and shards.resuming == size + 3 * share
+    assert whole.beginning == 2 * size and whole.resuming == 4 * size
+    # beside what it keeps, a rank holds the whole once, before it is cut up
+    deep = LLAMA.replace(layers=LLAMA.layers * 4)
+    size = 4 * sum(count_parameters(deep).values())
+    small: dict[str, Any] = {"length": 1, "memory": 2 * size / GIB}
+    note = note_of_room(deep, plan(deep, Mesh(dp=2), **small))
+    assert note is not None and "It would fit where ranks keep shards (--checkpoints shards), with dp=" in note.advice
+    found = plan(deep, Mesh(dp=64), checkpoints="shards", **small)
+    assert found.fits and note_of_room(deep, found) is None
+    small["memory"] = size / 2 / GIB
+    least = note_of_room(deep, plan(deep, Mesh(dp=64), checkpoints="shards", **small))
+    assert least is not None and least.meaning.endswith("of the whole model, which each rank builds.")
+
+
 def on_sockets() -> dict[str, tuple[int, int]]:
     """Bytes that collectives are said to send, and those that the system saw this process send."""
     ranks, found = dist.get_world_size(), dict[str, tuple[int, int]]()

@@ -1,6 +1,8 @@
 """Checkpoints of shards: bit-equal on the same mesh, as good on others, whole or not at all, and never a pickle."""
 
+import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,16 +13,16 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor
 
 from glassformer.attention import Rope
-from glassformer.checkpoints import load, save
+from glassformer.checkpoints import config_of, load
 from glassformer.data import Batch
 from glassformer.errors import CheckpointError, GlassformerError, SaveError
 from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.testing import close
 from glassformer.training import OptimConfig
-from glassformer.training.parallel import Mesh, config_of_shards, load_shards, processes, save_shards
+from glassformer.training.parallel import Mesh, join_shards, load_shards, processes, save_shards
 from glassformer.training.parallel.processes import joined
 from glassformer.training.parallel.rows import shared_rows
-from glassformer.training.parallel.sharding import sharded
+from glassformer.training.parallel.sharding import shard, sharded
 from glassformer.training.sharing import Trained
 from ranks import on_processes
 
@@ -76,7 +78,21 @@ def on_two(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
             assert "something is there already" in str(error) or "rank 0 could not write" in str(error)
         else:
             raise AssertionError("what was there is written over")
+        assert_nothing_is_whole(ranks.devices)
         return found
+
+
+def assert_nothing_is_whole(devices: Any) -> None:
+    """A model that is cut up in place leaves a rank its shards, and no tensor of before."""
+    model = MODEL.build().double()
+    wholes = [weakref.ref(parameter) for parameter in model.parameters()]
+    bytes_before = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    shards: Any = shard(model, OPTIM, devices).model
+    gc.collect()
+    assert not any(whole() is not None for whole in wholes)
+    held = sum(parameter.to_local().untyped_storage().nbytes() for parameter in shards.parameters())
+    # rows that do not divide are padded
+    assert held < 0.6 * bytes_before
 
 
 def test_runs_go_on_bit_for_bit_on_the_same_mesh_and_as_well_on_another(tmp_path: Path) -> None:
@@ -96,18 +112,24 @@ def test_runs_go_on_bit_for_bit_on_the_same_mesh_and_as_well_on_another(tmp_path
         for of_mesh in found.values():
             for name, value in wanted.items():
                 close(of_mesh[name], value, 1e-9)
-    other = begun(seed=1)
-    load_shards(tmp_path / "two", other)
-    # the single folder holds the same weights to the bit
-    save(other.model, tmp_path / "whole")
-    whole = load(tmp_path / "whole").state_dict()
-    assert all(torch.equal(value, whole[name]) for name, value in other.model.state_dict().items())
-    go_on(other, STEPS)
-    for name, value in all_of(other).items():
+    join_shards(tmp_path / "two", tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
+        "config.json", "model.safetensors", "optimizer.safetensors"
+    ]  # fmt: skip
+    others = {name: begun(seed=1) for name in ("two", "whole")}
+    for name, other in others.items():
+        load_shards(tmp_path / name, other)
+        # shards are a model folder too, and the single one holds the same weights to the bit
+        found = load(tmp_path / name).state_dict()
+        assert all(torch.equal(value, found[key]) for key, value in other.model.state_dict().items())
+        go_on(other, STEPS)
+    from_shards, from_one = map(all_of, others.values())
+    for name, value in from_shards.items():
+        assert torch.equal(value, from_one[name])
         close(value, wanted[name], 1e-9)
     shards = sorted(path.name for path in (tmp_path / "two").iterdir())
-    assert shards == ["config.json", *(f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2))]
-    assert config_of_shards(tmp_path / "two") == MODEL
+    files = (f"shard-0000{i}-model-0000{j}-of-00002.safetensors" for i in (1, 2) for j in (1, 2))
+    assert shards == ["config.json", *files] and config_of(tmp_path / "two") == MODEL
 
 
 def dies_while_it_saves(folder: Path) -> str:
@@ -135,19 +157,31 @@ def test_a_rank_that_dies_while_it_saves_is_named_and_nothing_takes_the_name(tmp
 
 def test_shards_that_are_damaged_missing_or_of_another_model_are_refused(tmp_path: Path) -> None:
     alone = begun()
+    go_on(alone, 0)
     folder = save_shards(alone, tmp_path / "one")
     with pytest.raises(SaveError, match="something is there already"):
         save_shards(alone, folder)
     other = MODEL.replace(vocab_size=22).build().double()
     with pytest.raises(CheckpointError, match="holds another model"):
         load_shards(folder, Trained(other, OPTIM.build(other)))
-    (shard,) = folder.glob("*.safetensors")
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="does not match its digest"):
-        load_shards(folder, alone)
-    shard.rename(folder / "moved.safetensors")
+    with pytest.raises(SaveError, match="something is there already"):
+        join_shards(folder, tmp_path)
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        for refuse in (lambda: load_shards(folder, alone), lambda: join_shards(folder, tmp_path / "whole")):
+            with pytest.raises(CheckpointError, match="does not match the digest"):
+                refuse()
+        path.write_bytes(content)
+    moments = folder / "shard-00001-model-00002-of-00002.safetensors"
+    moments.rename(folder / "moved.safetensors")
     with pytest.raises(CheckpointError, match="more or fewer files"):
         load_shards(folder, alone)
+    (folder / "moved.safetensors").rename(moments)
+    (folder / "shard-00001-model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load(folder)
+    join = join_shards(save_shards(alone, tmp_path / "again"), tmp_path / "whole")
     with pytest.raises(CheckpointError, match="holds no shards"):
-        config_of_shards(tmp_path)
+        join_shards(join, tmp_path / "twice")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "one", "whole"]

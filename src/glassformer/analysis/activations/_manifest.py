@@ -210,19 +210,14 @@ def _packed(tensors: Mapping[str, Sequence[Tensor]]) -> bytes:
 
     So nothing is copied but once, where joining the parts and serialising the whole would be three times.
     """
-    header: dict[str, Any] = {}
+    placed: dict[str, tuple[str, Sequence[int], int]] = {}
     data: list[Any] = []
-    end = 0
-    # wide types first: each tensor begins at a multiple of its numbers' size
     for name, parts in sorted(tensors.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
-        begin, end = end, end + sum(part.nbytes for part in parts)
         first = parts[0]
         shape = [sum(map(len, parts)), *first.shape[1:]] if first.ndim else []
-        header[name] = {"dtype": _TYPES[first.dtype], "shape": shape, "data_offsets": [begin, end]}
+        placed[name] = _TYPES[first.dtype], shape, sum(part.nbytes for part in parts)
         data += [part.contiguous().reshape(-1).view(torch.uint8).numpy().data for part in parts]
-    said = json_text(header, tight=True).encode()
-    said += b" " * (-len(said) % 8)
-    return b"".join([len(said).to_bytes(8, "little"), said, *data])
+    return b"".join([files.safetensors_header(placed), *data])
 
 
 def sweep(folder: Path, manifest: Manifest) -> None:

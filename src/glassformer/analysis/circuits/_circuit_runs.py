@@ -25,11 +25,13 @@ from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, R
 from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep.metrics import Metric, MetricLike as MetricLike, apply_metric, named_metrics
+from glassformer.analysis.sweep.shared_rows import SharedRows, require_same, sharing
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
 from glassformer.models.reading import Inputs
+from glassformer.models.row_ranks import row_ranks
 from glassformer.numerics.placement import work_memory
 from glassformer.trace import Apply, Edit, Tape
 
@@ -171,7 +173,7 @@ class CircuitRuns:
         frozen: bool = False,
         report: Callable[[int, int], None] | None = None,
     ) -> Float[Tensor, "world batch"]:
-        """Measure many worlds, as many at once as fit the memory.
+        """Measure many worlds, as many at once as fit the memory; ranks that share rows share them.
 
         Args:
             cuts: Which edges are cut, or how much of them; masks stay on the CPU, wherever the model is.
@@ -181,17 +183,20 @@ class CircuitRuns:
                 of a world are then all of receivers of one sub-layer.
             report: Called with (worlds done, in all).
         """
-        found: list[Tensor] = []
-        total = len(cuts)
+        total, ranks = len(cuts), sharing(self.model, grad=False)
+        require_same(ranks, lambda: cuts.detach().cpu().numpy().tobytes(), "other edges to cut")
+        shares = SharedRows(ranks, [[world] for world in range(total)], [1] * total)
+        own, found = cuts.narrow(0, shares.start, len(shares.own)), list[Tensor]()
         with evaluating(self.model), torch.no_grad():
-            for piece in self.pieces(total):
-                some = cuts[piece]
+            for piece in _pieces(len(own), lambda: self._room):
+                some = own[piece]
                 found.append(
                     self.measure(self.run(some, known=known, start=start, frozen=frozen)).expand(len(some), -1)
                 )
-                if report is not None:
-                    report(piece.stop, total)
-        return torch.cat(found) if found else self.clean.writes.new_zeros(0, self.batch)
+                if report is not None and ranks.rank == 0:
+                    report(shares.reached(piece.stop), total)
+        values = torch.cat(found) if found else self.clean.writes.new_zeros(0, self.batch)
+        return shares.gathered(values[None])[0]
 
     def run(
         self, cut: Mask, *, known: Recording | None = None, start: int | None = None, frozen: bool = False
@@ -262,7 +267,12 @@ class CircuitRuns:
 
     @property
     def at_once(self) -> int:
-        """How many worlds share a pass."""
+        """How many worlds share a pass; ranks that share rows ask together, and it is as many on each."""
+        return min(int(room) for room in row_ranks().gather(torch.tensor([self._room])))
+
+    @property
+    def _room(self) -> int:
+        """How many worlds this process has room for in a pass."""
         widest = max([len([r for r in self.graph.receivers if r.step == i]) for i in range(len(self.steps))], default=1)
         held = len(self.graph.senders) + 2 * len(self.steps) + 2 * widest
         stream = self.clean.writes[:, 0]
@@ -271,12 +281,7 @@ class CircuitRuns:
 
     def pieces(self, n: int) -> Iterator[slice]:
         """Yield which of so many worlds share a pass, by the memory that is free when each begins."""
-        first = 0
-        while first < n:
-            # free memory may change between passes: asked twice, worlds would be left out or measured again
-            last = min(first + self.at_once, n)
-            yield slice(first, last)
-            first = last
+        return _pieces(n, lambda: self.at_once)
 
     def recorded(self, cut: Bool[Tensor, "receiver sender"]) -> Recording:
         """Return what senders write with some edges cut, and the streams they make.
@@ -393,6 +398,16 @@ class CircuitRuns:
             scale = self.scales[norm.at_scale].repeat(len(cut), 1)
             found.append(Apply(norm.at_scale, _where(held, scale)))
         return found
+
+
+def _pieces(n: int, at_once: Callable[[], int]) -> Iterator[slice]:
+    """Yield which of so many worlds share a pass."""
+    first = 0
+    while first < n:
+        # free memory may change between passes: asked twice, worlds would be left out or measured again
+        last = min(first + at_once(), n)
+        yield slice(first, last)
+        first = last
 
 
 def _where(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:

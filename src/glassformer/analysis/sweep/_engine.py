@@ -10,8 +10,8 @@ What rows share is computed once. Layers before a row's first edit are those of 
 are the positions before it, whose keys and values (or matrix states) are carried: what is copied from a donor begins at
 the first token in which that differs from the base. Rows that start at the same position are worlds side by side in one
 batch, which grows from layer to layer as they come in, so that each layer's weights are read once for all; a row that
-changes nothing is not run. The unembedding runs where a metric looks. The numbers are those of `one_by_one`, the plain
-loop.
+changes nothing is not run. The unembedding runs where a metric looks. Ranks share rows where they are told to
+(`models.row_ranks`). The numbers are those of `one_by_one`, the plain loop.
 """
 
 from collections import defaultdict
@@ -35,6 +35,7 @@ from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, from_position, localised, positional
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
@@ -77,6 +78,8 @@ def sweep(
         ShapeMismatch: A value does not fit its site, rows take from each other in a circle at one site, or a metric
             returns other axes than it says.
         CheckpointError: `save_to` holds another sweep, or is damaged.
+        ConfigError: Ranks that share the rows ask different things.
+        AnalysisUnavailable: Ranks that would share the rows hold parts of the model.
     """
     require_module(model, "sweep")
     plan, metrics = asked(plan, metric, model)
@@ -125,6 +128,7 @@ class _Engine:
         # up to where a donor reads what the base reads it has what the base has, if nothing is edited in either
         past = not (common or model.reads_whole())
         self.alike = {id(each.donor): given.reads_alike(each.given) for each in lenders if past and not each.donor.edit}
+        ranks = sharing(model, torch.is_grad_enabled())
         for metric in metrics.values():
             if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
                 raise ShapeMismatch(f'metric "{metric.name}": site "{metric.site}" has no axis "batch".')
@@ -139,9 +143,15 @@ class _Engine:
         # who edits logits or what they are made of, or reads that, gets those of all positions
         named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
         self.picked = None if model.makes_logits_for(named) else self._looked()
+        if ranks.size > 1:
+            # neighbours then start alike, and a rank has few positions to start at
+            units.sort(key=lambda unit: (unit.position, unit.entry))
+        self.shares = SharedRows(ranks, [unit.rows for unit in units], list(map(self._cost, units)))
+        units = [unit for i, unit in enumerate(units) if self.shares.owns(i)]
         self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites | read, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
-        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
+        base = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
+        self.base_values = agreed(ranks, rows, metrics, base)
         self.idle = idle
         self.work, self.count = 0.0, 0
 
@@ -153,28 +163,31 @@ class _Engine:
             self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap,
             self.prefix.joins, self.prefix.layers_from,
         )  # fmt: skip
-        base = self.base_values
-        still = base[:, None].expand(len(base), len(self.idle), *base.shape[1:])
-        found: list[tuple[tuple[int, ...], Tensor]] = [(self.idle, still)] if self.idle else []
-        kept = SavedRows(path, self.base_values, self.rows, Binding("sweep", self.model, self.given.shown))
+        base, shares = self.base_values, self.shares
+        own, found = shares.own, list[tuple[tuple[int, ...], Tensor]]()
+        kept = SavedRows(path, base, self.rows, Binding("sweep", self.model, self.given.shown), shares.ranks)
         with kept:
             for done in plan:
                 if not kept.holds(done.rows):
                     found.append((done.rows, self._run(done)))
                     kept.add(*found[-1])
                 self.count += 1
-                if report is not None:
-                    report(len(self.idle) + sum(len(p.rows) for p in plan[: self.count]), len(self.rows))
-        found = kept.merged(found)
+                if report is not None and shares.ranks.rank == 0:
+                    seen = sum(len(p.rows) for p in plan[: self.count])
+                    report(len(self.idle) + shares.reached(seen), len(self.rows))
+        values = shares.gathered(kept.merged(found, own))
+        kept.complete(shares.rows, values)
         layers = sum(len(stack.blocks) for stack in self.model.stacks.values())
         ran = sum(
             len(rows) * self.prefix.layers_from(entry) * (self.length - one.position)
             for one in plan
             for entry, rows in one.joining
         )
+        ran, self.count = shares.totals(ran, self.count)
         self.work = ran / (len(self.rows) * layers * self.length)
-        order = torch.tensor([row for rows, _ in found for row in rows])
-        return torch.cat([values for _, values in found], 1)[:, order.argsort()]
+        still = base[:, None].expand(len(base), len(self.idle), *base.shape[1:])
+        order = torch.tensor([*self.idle, *shares.rows])
+        return torch.cat((still, values), 1)[:, order.argsort()]
 
     def _run(self, one: ScheduledPass) -> Float[Tensor, "metric row batch *axes"]:
         order = {row: world for world, row in enumerate(one.rows)}
@@ -326,6 +339,10 @@ class _Engine:
             alone = bool(shared) or held is not None
             units.append(RowGroup(rows, entry, position if carried else 0, alone))
         return tuple(idle), units
+
+    def _cost(self, unit: RowGroup) -> int:
+        """Return what rows cost, the more the earlier they start; what follows the last block costs something too."""
+        return len(unit.rows) * (self.prefix.layers_from(unit.entry) + 1) * (self.length - unit.position)
 
     def _first_change(self, edit: Edit, site: Site) -> int:
         """Return the first position that an edit may change, of a row in which nothing was changed before it."""

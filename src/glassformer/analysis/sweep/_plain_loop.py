@@ -20,6 +20,7 @@ from glassformer.analysis.sweep.metrics import (
     stacked,
 )
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.arguments import checked
 from glassformer.models import ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
@@ -51,12 +52,16 @@ def one_by_one(
     require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
     loop = Loop(model=model, inputs=base, target=target, base_edit=base_edit, plan=plan, metrics=metrics, grad=grad)
+    ranks, rows = sharing(model, grad), range(len(plan.rows))
+    base = agreed(ranks, loop.rows, metrics, loop.base())
+    shares = SharedRows(ranks, [[row] for row in rows], [1] * len(rows))
     found: list[Tensor] = []
-    for row in range(len(plan.rows)):
+    for row in shares.own:
         found.append(loop.row(row))
-        if report is not None:
-            report(row + 1, len(plan.rows))
-    return result(plan, metrics, torch.stack(found, 1), loop.base(), 1.0, len(found), "row by row")
+        if report is not None and ranks.rank == 0:
+            report(shares.reached(len(found)), len(rows))
+    own = torch.stack(found, 1) if found else base[:, None][:, :0]
+    return result(plan, metrics, shares.gathered(own), base, 1.0, len(rows), "row by row")
 
 
 class Loop:

@@ -14,6 +14,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep.metrics import Metric, MetricsLike, named_metrics
 from glassformer.analysis.sweep.plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
+from glassformer.files import json_text
 from glassformer.labelled import Labelled
 from glassformer.models import Model, ModuleLike
 from glassformer.models.evaluation import evaluating
@@ -64,6 +65,11 @@ def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Ed
         if not isinstance(edit, Take):
             edit.check(site)
     return found
+
+
+def said(rows: Sequence[Sequence[tuple[Site, Edit]]]) -> str:
+    """What rows of edits are, as a text that tells one plan from another: where each edits, and how."""
+    return json_text([[(site.name, repr(edit.at), type(edit).__name__) for site, edit in row] for row in rows])
 
 
 def placed(edits: Sequence[EditLike], table: SiteTable, given: Inputs) -> list[tuple[Site, Edit]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from glassformer.analysis._run import output_logits
 from glassformer.analysis.coordinates import in_own_rows
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.sweep._closeness import difference, rounding
 from glassformer.analysis.sweep._plain_loop import Loop
 from glassformer.analysis.sweep._prefix import PASS_BYTES
 from glassformer.analysis.sweep._resolve import joined
@@ -27,6 +28,7 @@ from glassformer.analysis.sweep._schedule import worthwhile
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.analysis.sweep.metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep.plan import EditLike, Plan
+from glassformer.analysis.sweep.shared_rows import SharedRows, agreed, sharing
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
 from glassformer.models.readable import PositionLabels
@@ -59,7 +61,7 @@ def side_by_side(
     """
     loop = Loop(model=model, inputs=base, target=target, base_edit=base_edit, plan=plan, metrics=metrics, grad=grad)
     whole = loop.base()
-    if not _difference(loop.base(), whole) <= _rounding(whole):
+    if not difference(loop.base(), whole) <= rounding(whole):
         raise AnalysisUnavailable(
             "sweep: the module gives other numbers when it runs again on the same inputs: it keeps a state, or draws "
             "at random.\n    Leave caches out of its arguments, and give it no randomness of its own."
@@ -67,13 +69,16 @@ def side_by_side(
     given = prepare(model, base, target)
     batches = _Batches(model, loop, given, whole.shape[1])
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
+    ranks = sharing(model, grad)
+    whole, shares = agreed(ranks, loop.rows, metrics, whole), SharedRows(ranks, units, [len(unit) for unit in units])
     alone = len(units) < 2 or rows == 1
     refused = "" if alone else batches.refusal()
-    kept = SavedRows(save_to, whole, loop.rows, Binding("sweep", model, given.shown))
+    kept = SavedRows(save_to, whole, loop.rows, Binding("sweep", model, given.shown), ranks)
     found: list[tuple[tuple[int, ...], Tensor]] = []
+    own = [unit for i, unit in enumerate(units) if shares.owns(i)]
     passes = seen = 0
     with kept:
-        for group in batches.groups(units, 1 if alone or refused else rows, memory):
+        for group in batches.groups(own, 1 if alone or refused else rows, memory):
             if not kept.holds(group):
                 apart = alone or refused or not batches.shares(group)
                 done = torch.stack([loop.row(row) for row in group], 1) if apart else batches.run(group)
@@ -81,11 +86,12 @@ def side_by_side(
                 found.append((group, done))
                 kept.add(group, done)
             seen += len(group)
-            if report is not None:
-                report(seen, len(loop.rows))
-    found = kept.merged(found)
-    order = torch.tensor([row for group, _ in found for row in group])
-    values = torch.cat([values for _, values in found], 1)[:, order.argsort()]
+            if report is not None and ranks.rank == 0:
+                report(shares.reached(seen), len(loop.rows))
+    values = shares.gathered(kept.merged(found, shares.own))
+    kept.complete(shares.rows, values)
+    (passes,) = shares.totals(passes)
+    values = values[:, torch.tensor(shares.rows).argsort()]
     how = f"row by row: {refused}" if refused else "row by row" if alone else "side by side"
     return result(plan, metrics, values, whole, 1.0, passes, how)
 
@@ -135,8 +141,8 @@ class _Batches:
             return f"the module does not take a larger batch ({str(error).splitlines()[0][:80]})"
         for together, apart in zip(found, expected):
             # a batch of another size takes other kernels, so numbers agree up to rounding
-            error = _difference(together.unflatten(0, (2, -1)), apart)
-            if not error <= _rounding(apart):
+            error = difference(together.unflatten(0, (2, -1)), apart)
+            if not error <= rounding(apart):
                 return f"in a batch the numbers are other ones (by {error:.1e} of their RMS)"
         return ""
 
@@ -222,19 +228,6 @@ class _Batches:
 def _touched(edits: Edits) -> list[str]:
     """Return the names of the sites that some edits change or read."""
     return [name for site, edit in edits for name in (site.name, *edit.reads)]
-
-
-def _rounding(values: Tensor) -> float:
-    return torch.finfo(values.dtype).eps ** 0.5 if values.is_floating_point() else 0.0
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference over the root mean square of what was expected."""
-    if found.shape != expected.shape:
-        return float("inf")
-    found, expected = found.detach().double(), expected.detach().double()
-    apart = (found - expected).abs().nan_to_num(0.0).amax()
-    return float(apart / expected.square().nanmean().sqrt().clamp_min(1e-30))
 
 
 def _rows_and_bytes(value: Tensor) -> Tensor:

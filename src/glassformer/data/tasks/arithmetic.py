@@ -4,7 +4,8 @@
     4 2 , 7 , 1 9 = 7 , 1 9 , 4 2               Sorting
     1 7 + 2 5 , 7 , 3 0 - 9 = 7 , 2 1 , 4 2     SortedSums: what takes both, and neither of them trains
 
-A sum below zero has no answer, nor has a list in which a number occurs twice. See `question` for rows and splits.
+A sum below zero has no answer, nor has a list in which a number occurs twice. Numbers of one digit, of two and so on
+are drawn alike often, so that some prompts are easy and some hard. See `question` for rows and splits.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class Arithmetic(QuestionConfig, kind="arithmetic"):
 
     Args:
         n_terms: Numbers in a sum; the more, the harder.
-        largest: The largest of them; likewise.
+        largest: The largest of them; likewise, of as many lengths as it has digits.
     """
 
     n_terms: Count = 2
@@ -153,7 +154,13 @@ def _symbols(*marks: str) -> list[str]:
 
 
 def _numbers(count: int, largest: int, random: torch.Generator) -> list[int]:
-    return torch.randint(largest + 1, (count,), generator=random).tolist()
+    """Return numbers up to the largest, those of each length alike often."""
+    drawn, found = torch.randint(2**30, (2, count), generator=random).tolist(), list[int]()
+    for length, number in zip(*drawn):
+        digits = 1 + length % len(str(largest))
+        least = 10 ** (digits - 1) if digits > 1 else 0
+        found.append(least + number % (min(10**digits - 1, largest) - least + 1))
+    return found
 
 
 def _sum(count: int, largest: int, random: torch.Generator) -> str:

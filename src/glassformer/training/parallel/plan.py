@@ -4,7 +4,8 @@
          + weights and gradients that are whole   while a block runs
          + activations                            of its rows and positions
          + buffers                                of what goes around a ring, or is gathered, along a text
-         + the whole model                        beside the first rank's share, which writes and measures
+         + the whole model                        beside the first rank's share, which writes and measures; not where
+                                                  checkpoints are shards
 
 Activations are counted, weights are a built model's, exchanges are formulas (`wire`); what is assumed stands beside the
 numbers.
@@ -27,6 +28,7 @@ from glassformer.training.parallel.rank_part import rank_part
 from glassformer.training.parallel.rows import rows_between
 from glassformer.training.parallel.units import Units, units_of
 from glassformer.training.parallel.wire import WIDE, Exchange, Pass, along_texts, exchanges, sequence_shards
+from glassformer.training.sharing import Checkpoints
 from glassformer.version import __version__
 from glassformer.words import sentence
 
@@ -58,8 +60,9 @@ class Plan(Result):
         calls: Collectives of a step, by `collective`; of a ring, the tensors that are passed on.
         formulas: What gives the bytes of each collective.
         assumptions: What the numbers take for granted.
-        beginning: Bytes that every rank holds when a run begins: the whole model, and a copy of it to cut up.
-        resuming: The same of a run that goes on, whose moments are whole too.
+        beginning: Bytes that every rank holds when a run begins: the whole model, and a copy of it to cut up; its share
+            in place of a copy where checkpoints are shards.
+        resuming: The same of a run that goes on, whose moments are whole too, where checkpoints are.
         parameters: Of the whole model.
         mesh: Its shape.
         ranks: How many processes.
@@ -67,6 +70,7 @@ class Plan(Result):
         batch: Rows of a step, all ranks' together.
         precision: Of the forward pass.
         capacity: Bytes that a rank has.
+        checkpoints: What the ranks keep of a run: `whole`, the model, or `shards`.
     """
 
     HEADLINE = ("memory", "wire")
@@ -85,6 +89,7 @@ class Plan(Result):
     batch: int
     precision: str
     capacity: int
+    checkpoints: Checkpoints
 
     @property
     def held(self) -> float:
@@ -115,6 +120,7 @@ class _Sizes(NamedTuple):
     length: int
     rows: tuple[int, ...]
     precision: Precision
+    checkpoints: Checkpoints
 
 
 @checked
@@ -127,6 +133,7 @@ def plan(
     accumulate: Count = 1,
     precision: Precision = "float32",
     memory: Positive = 80.0,
+    checkpoints: Checkpoints = "whole",
 ) -> Plan:
     """What training a model on a mesh takes, rank by rank; nothing is allocated, and no process is started.
 
@@ -138,6 +145,7 @@ def plan(
         accumulate: Parts of a batch, which run one after another.
         precision: Of the forward pass; weights, gradients and moments are float32.
         memory: GiB that a rank has.
+        checkpoints: What the ranks keep of a run: the whole model, which rank 0 then holds, or each its shards.
 
     Raises:
         ConfigError: The model is not shared in such a way, or ranks would have no rows or positions.
@@ -150,7 +158,7 @@ def plan(
         f'mesh "{mesh}": positions are shared where all look back, not in a "{config.kind}"; use dp.',
     )
     rows = tuple(_most_rows(part, mesh.dp) for part in _parts(batch, accumulate))
-    sizes = _Sizes(config, mesh, length, rows, precision)
+    sizes = _Sizes(config, mesh, length, rows, precision, checkpoints)
     part = rank_part(config, mesh.tp)
     units, whole = units_of(part), units_of(config)
     held = _held(sizes, part, units, whole)
@@ -160,9 +168,9 @@ def plan(
         wire=_labelled({one.name: one.sent for one in sent}, "collective"),
         calls=_labelled({one.name: one.calls for one in sent}, "collective"),
         formulas={one.name: one.formula for one in sent},
-        assumptions=tuple(_assumed(mesh, precision, sent)),
-        beginning=_of_a_run(whole, mesh, moments=False),
-        resuming=_of_a_run(whole, mesh, moments=True),
+        assumptions=tuple(_assumed(mesh, precision, sent, checkpoints)),
+        beginning=_of_a_run(sizes, units, whole, goes_on=False),
+        resuming=_of_a_run(sizes, units, whole, goes_on=True),
         parameters=whole.numbers,
         mesh=str(mesh),
         ranks=mesh.size,
@@ -170,6 +178,7 @@ def plan(
         batch=batch,
         precision=precision,
         capacity=round(memory * GIB),
+        checkpoints=checkpoints,
     )
     return found.bound(_provenance(config, precision))
 
@@ -222,14 +231,21 @@ def _held(sizes: _Sizes, part: ModelConfig, units: Units, whole: Units) -> dict[
         found[sentence("activations: {part}", part=SAVERS.get(name, name))] = saved
     if mesh.cp > 1:
         found[BUFFERS] = along_texts(part, mesh, Pass(rows, sizes.length, getattr(torch, sizes.precision).itemsize))
-    if mesh.size > 1:
+    if mesh.size > 1 and sizes.checkpoints == "whole":
         found[LEADERS] = WIDE * whole.numbers * (1 + MOMENTS)
     return found
 
 
-def _of_a_run(whole: Units, mesh: Mesh, moments: bool) -> int:
-    """Return the bytes of whole weights, the copy that is cut up, and whole moments, on every rank."""
-    copies = (2 if mesh.size > 1 else 1) + MOMENTS * moments
+def _of_a_run(sizes: _Sizes, units: Units, whole: Units, goes_on: bool) -> int:
+    """Return the bytes of whole weights, the copy that is cut up, and whole moments, on every rank.
+
+    What is cut up in place leaves a rank's share, and shards of moments are read as such.
+    """
+    mesh = sizes.mesh
+    if sizes.checkpoints == "shards":
+        share = units.share(mesh.dp * mesh.cp)
+        return WIDE * (whole.numbers + share * (1 + MOMENTS * goes_on))
+    copies = (2 if mesh.size > 1 else 1) + MOMENTS * goes_on
     return WIDE * whole.numbers * copies
 
 
@@ -237,7 +253,7 @@ def _labelled(numbers: Mapping[str, int], axis: str) -> Labelled:
     return Labelled(torch.tensor([*numbers.values()], dtype=torch.float64), (axis,), {axis: [*numbers]})
 
 
-def _assumed(mesh: Mesh, precision: Precision, sent: Sequence[Exchange]) -> Iterator[str]:
+def _assumed(mesh: Mesh, precision: Precision, sent: Sequence[Exchange], checkpoints: Checkpoints) -> Iterator[str]:
     """Yield what the numbers take for granted."""
     yield sentence(
         "Weights, gradients and both moments of AdamW are float32. All that autograd saves in a pass is kept until the "
@@ -271,7 +287,12 @@ def _assumed(mesh: Mesh, precision: Precision, sent: Sequence[Exchange]) -> Iter
             "Attention over positions of several ranks keeps what attention over its own positions keeps; beside it "
             "lies what is under way between ranks."
         )
-    if mesh.size > 1:
+    if checkpoints == "shards":
+        yield sentence(
+            "Every rank builds the whole model before it keeps its share, and writes its shards alone: none has the "
+            "whole again, but for one weight at a time."
+        )
+    elif mesh.size > 1:
         yield sentence(
             "Every rank builds the whole model before it keeps its share, and rank 0 keeps the whole beside it, "
             "moments too, which it writes and measures."

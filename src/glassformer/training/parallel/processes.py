@@ -1,4 +1,4 @@
-"""The processes that train one model: how they find each other, agree, and notice that one is gone.
+"""The processes that train one model, or share its sweeps: how they meet, agree, and notice that one is gone.
 
 `torchrun --nproc-per-node 2 -m glassformer train RECIPE --mesh dp=2` starts as many as the mesh has, and tells each by
 its environment which it is. They meet at a store of short texts, kept by torchrun or by rank 0. Whoever finds that an
@@ -30,6 +30,7 @@ Made = TypeVar("Made")
 PATIENCE, SLACK = 1800.0, 20.0
 # texts of an earlier mesh of this process are not those of the next
 _joined = count()
+FROM_A_CHECKPOINT = "the run goes on from its last checkpoint."
 _BACK_ENDS = {"cpu": "gloo", "cuda": "nccl"}
 _LAUNCH = "torchrun --nproc-per-node {size} -m glassformer train RECIPE --mesh {mesh}"
 
@@ -42,10 +43,13 @@ class Ranks:
         rank: Which of them this is, from 0.
         store: Where they leave each other short texts.
         device: Where this one computes.
+        way_on: What an error says of a new start, when a rank is lost.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, store: Store, device: torch.device) -> None:
-        self.mesh, self.rank, self.store, self.device = mesh, rank, store, device
+    def __init__(
+        self, mesh: Mesh, rank: int, store: Store, device: torch.device, way_on: str = FROM_A_CHECKPOINT
+    ) -> None:
+        self.mesh, self.rank, self.store, self.device, self.way_on = mesh, rank, store, device, way_on
         self.missing: list[int] = []
 
     @property
@@ -121,7 +125,12 @@ class Ranks:
         Raises:
             RankLost: By its rank, one that did not say so in time.
         """
-        self.store.set(f"{name}/{self.rank}", "")
+        try:
+            self.store.set(f"{name}/{self.rank}", "")
+        except (dist.DistError, RuntimeError) as error:
+            # who keeps the store is gone, and nobody else can be asked
+            self.missing = [0]
+            raise self._lost(self.missing, seconds) from error
         if self.leads:
             absent = self._absent([f"{name}/{rank}" for rank in range(self.size)], seconds)
             self.missing = [int(key.rpartition("/")[2]) for key in absent]
@@ -154,17 +163,18 @@ class Ranks:
         who = ", ".join(map(str, missing))
         return RankLost(
             f'rank {who} of mesh "{self.mesh}" did not answer within {seconds:g} seconds; its own output says why. '
-            "Start all ranks again by the same command: the run goes on from its last checkpoint."
+            f"Start all ranks again by the same command: {self.way_on}"
         )
 
 
 @contextmanager
-def joined(mesh: Mesh, device: torch.device) -> Iterator[Ranks]:
+def joined(mesh: Mesh, device: torch.device, way_on: str = FROM_A_CHECKPOINT) -> Iterator[Ranks]:
     """Yield the processes of a mesh once all are there; an exchange that fails names the rank that is gone.
 
     Args:
         mesh: Its shape.
         device: Where this process computes.
+        way_on: What an error says of a new start, when a rank is lost.
 
     Raises:
         ConfigError: There are more or fewer processes than the mesh has, or none was told which it is; the port is in
@@ -174,7 +184,7 @@ def joined(mesh: Mesh, device: torch.device) -> Iterator[Ranks]:
     rank, world = _placed(mesh)
     if device.type not in _BACK_ENDS:
         raise ConfigError(f'mesh "{mesh}": no exchange between devices of type "{device.type}". Use cpu or cuda.')
-    ranks = Ranks(mesh, rank, PrefixStore(f"mesh {next(_joined)}", _store(rank, world)), device)
+    ranks = Ranks(mesh, rank, PrefixStore(f"mesh {next(_joined)}", _store(rank, world)), device, way_on)
     try:
         ranks.roll_call("joining", PATIENCE)
         waits = timedelta(seconds=PATIENCE)
@@ -193,6 +203,16 @@ def joined(mesh: Mesh, device: torch.device) -> Iterator[Ranks]:
 def leads() -> bool:
     """Whether this process leads, by its environment; one that is alone does."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def started() -> int:
+    """How many processes were started together, by the environment; one that was started by itself is alone."""
+    said = os.environ.get("WORLD_SIZE", "1")
+    if not (said.isascii() and said.isdigit() and int(said) > 0):
+        raise ConfigError(
+            f'WORLD_SIZE is "{said}" in the environment, where torchrun says how many processes it starts.'
+        )
+    return int(said)
 
 
 def own_device(device: torch.device) -> torch.device:

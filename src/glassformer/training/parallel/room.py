@@ -11,6 +11,8 @@ from glassformer.models import ModelConfig
 from glassformer.provenance import Note
 from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.plan import GIB, LEADERS, Plan, plan
+from glassformer.training.parallel.wire import WIDE
+from glassformer.training.sharing import Checkpoints
 from glassformer.words import sentence
 
 # ranks that share a layer exchange in the midst of it, and stand close together
@@ -31,38 +33,52 @@ def note_of_room(config: ModelConfig, found: Plan) -> Note | None:
         "A rank would hold {peak:.1f} GiB, which is {over:.1f} GiB more than it has.",
         peak=found.peak / GIB, over=(found.peak - found.capacity) / GIB,
     )  # fmt: skip
-    ways = sorted(_ways(config, found), key=lambda way: way.ranks)[:MOST_WAYS]
+    ways = _said(_ways(config, found, found.checkpoints))
     if ways:
-        said = "; ".join(f"{way.mesh} ({way.ranks} ranks, {way.peak / GIB:.1f} GiB)" for way in ways)
-        return Note(seen, "", sentence("It would fit, at as many rows a rank, with {ways}.", ways=said))
-    least = max(found.beginning, found.resuming, _leaders(found))
+        return Note(seen, "", sentence("It would fit, at as many rows a rank, with {ways}.", ways=ways))
+    least = _of_the_whole(found)
     if least > found.capacity:
-        return Note(
-            seen,
-            sentence(
-                "No mesh changes that: {least:.1f} GiB are of the whole model, which each rank builds and rank 0 "
-                "keeps.",
-                least=least / GIB,
-            ),
-            sentence("Ranks with more memory would, or a smaller model."),
+        meaning = sentence(
+            "No mesh changes that: {least:.1f} GiB are of the whole model, which each rank builds and rank 0 keeps.",
+            least=least / GIB,
         )
+        if found.checkpoints == "shards":
+            meaning = sentence(
+                "No mesh changes that: {least:.1f} GiB are of the whole model, which each rank builds.",
+                least=least / GIB,
+            )
+        elif ways := _said(_ways(config, found, "shards")):
+            way_out = sentence("It would fit where ranks keep shards (--checkpoints shards), with {ways}.", ways=ways)
+            return Note(seen, meaning, way_out)
+        return Note(seen, meaning, sentence("Ranks with more memory would, or a smaller model."))
     advice = sentence("A shorter text (--length), fewer rows in a part (--accumulate) or bfloat16 would keep less.")
     return Note(seen, sentence("No mesh of up to {most} ranks has room.", most=MOST_RANKS), advice)
 
 
-def _leaders(found: Plan) -> float:
+def _said(ways: Iterator[Plan]) -> str:
+    """Return meshes of the fewest ranks, and what a rank holds there."""
+    fewest = sorted(ways, key=lambda way: way.ranks)[:MOST_WAYS]
+    return "; ".join(f"{way.mesh} ({way.ranks} ranks, {way.peak / GIB:.1f} GiB)" for way in fewest)
+
+
+def _of_the_whole(found: Plan) -> float:
+    """Return the bytes of the whole model that a rank of any mesh holds at some time."""
+    if found.checkpoints == "shards":
+        return float(WIDE * found.parameters)
     parts = found.memory.labels("part")
-    return float(found.memory.values[parts.index(LEADERS)]) if LEADERS in parts else 0.0
+    leaders = float(found.memory.values[parts.index(LEADERS)]) if LEADERS in parts else 0.0
+    return max(found.beginning, found.resuming, leaders)
 
 
-def _ways(config: ModelConfig, found: Plan) -> Iterator[Plan]:
+def _ways(config: ModelConfig, found: Plan, checkpoints: Checkpoints) -> Iterator[Plan]:
     """Yield plans that fit, one for each way to cut layers, at as many rows a rank and positions a row."""
     asked = Mesh.read(found.mesh)
-    if max(found.beginning, found.resuming, _leaders(found)) > found.capacity:
+    if checkpoints == found.checkpoints and _of_the_whole(found) > found.capacity:
         return
     rows = -(-found.batch // asked.dp)
     same: dict[str, Any] = {
         "length": found.length, "precision": found.precision, "memory": found.capacity / GIB,
+        "checkpoints": checkpoints,
     }  # fmt: skip
     for tp in CLOSE:
         dp = 1

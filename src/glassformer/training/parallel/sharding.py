@@ -2,12 +2,13 @@
 
 Ranks that share layers have shards of their part of each, which stays a part while a block runs.
 
-What a run keeps, and what it is measured by, is the whole model: the leader has one beside its shard, into which all
-shards are gathered when it is asked for. A run's folder therefore knows nothing of meshes.
+Where a run keeps the whole model, the leader has one beside its shard, into which all shards are gathered when it is
+asked for; where it keeps shards, a model is cut up in place, and no rank has the whole again.
 Source: Zhao et al. 2023, "PyTorch FSDP" (2304.11277), section 3; Rajbhandari et al. 2020, "ZeRO" (1910.02054), stage 3.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from glassformer.models import Model
 from glassformer.training.optim import OptimConfig
 from glassformer.training.parallel.spread import SharedPositions
-from glassformer.training.parallel.tensor import joined_rows, tensor_parallel
+from glassformer.training.parallel.tensor import row_orders, share_layers
 from glassformer.training.sharing import Trained
+
+# of each weight, by its name
+State = Mapping[str, Mapping[str, Tensor]]
 
 
 def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
@@ -30,9 +35,21 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
         optim: What the optimizer was built by.
         mesh: Who has the shards.
     """
-    ranks = mesh["tp"].size()
-    model = tensor_parallel(whole.model, mesh["tp"]) if ranks > 1 else copy.deepcopy(whole.model)
-    orders = joined_rows(whole.model, ranks) if ranks > 1 else {}
+    state = {name: whole.optimizer.state.get(weight, {}) for name, weight in whole.model.named_parameters()}
+    return shard(copy.deepcopy(whole.model), optim, mesh, state)
+
+
+def shard(model: Model, optim: OptimConfig, mesh: DeviceMesh, state: State | None = None) -> Trained:
+    """Let each rank keep its shard of a model, in place; return it with an optimizer of the shards.
+
+    Args:
+        model: The same on all ranks.
+        optim: What builds the optimizer.
+        mesh: Who has the shards.
+        state: Of the optimizer, whole; none for a new one.
+    """
+    if mesh["tp"].size() > 1:
+        share_layers(model, mesh["tp"])
     model.spread = SharedPositions(mesh["cp"]) if mesh["cp"].size() > 1 else None
     shares = _of_weights(mesh)
     for stack in model.stacks.values():
@@ -40,32 +57,29 @@ def sharded(whole: Trained, optim: OptimConfig, mesh: DeviceMesh) -> Trained:
             fully_shard(block, mesh=shares)
     fully_shard(model, mesh=shares)
     register_fsdp_forward_method(model, "loss")
-    optimizer = optim.build(model)
-    wholes = dict(whole.model.named_parameters())
+    optimizer, orders = optim.build(model), row_orders(model)
     for name, ours in model.named_parameters():
-        for moment, value in whole.optimizer.state.get(wholes[name], {}).items():
-            optimizer.state[ours][moment] = _like(ours, value, orders.get(name))
+        for key, value in ({} if state is None else state[name]).items():
+            optimizer.state[ours][key] = part_of(value, ours, orders.get(name))
     return Trained(model, optimizer)
 
 
-def gather(shards: Trained, whole: Trained | None, mesh: DeviceMesh) -> None:
+def gather(shards: Trained, whole: Trained | None) -> None:
     """Put all shards together in a whole model and its optimizer; all ranks call it, and one has the whole.
 
     Args:
         shards: What this rank has.
         whole: The model and its optimizer, of the rank that has them.
-        mesh: As in `sharded`.
     """
     # what ran last without a gradient has left some weights whole, which are not those that the optimizer knows
     shards.model.reshard()
-    ranks = mesh["tp"].size()
     wholes = {} if whole is None else dict(whole.model.named_parameters())
-    orders = {} if whole is None or ranks == 1 else joined_rows(whole.model, ranks)
+    orders = row_orders(shards.model)
     with torch.no_grad():
         for parameter, ours in shards.model.named_parameters():
             # by name: a state that was read from a file lies in an order of each process's own
             held = sorted(shards.optimizer.state.get(ours, {}).items())
-            value, state = _full(ours), {name: _full(part) for name, part in held}
+            value, state = full(ours), {name: full(part) for name, part in held}
             if whole is not None:
                 back = orders[parameter].argsort() if parameter in orders else slice(None)
                 theirs = wholes[parameter]
@@ -83,8 +97,14 @@ def _of_weights(mesh: DeviceMesh) -> DeviceMesh:
     return mesh["dp", "cp"]._flatten("dp_cp")
 
 
-def _like(parameter: Tensor, value: Tensor, order: Tensor | None) -> Tensor:
-    """Return a whole tensor in shards as a parameter's are; a count of steps is everybody's."""
+def part_of(value: Tensor, parameter: Tensor, order: Tensor | None = None) -> Tensor:
+    """Return a whole tensor in shards as a parameter's are; a count of steps is everybody's.
+
+    Args:
+        value: The same on all ranks.
+        parameter: One of a model in shards.
+        order: In which the ranks have its rows; None for their own.
+    """
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value.clone()
     own, mesh = value if order is None else value[order], parameter.device_mesh
@@ -102,5 +122,6 @@ def _like(parameter: Tensor, value: Tensor, order: Tensor | None) -> Tensor:
     )
 
 
-def _full(value: Tensor) -> Tensor:
+def full(value: Tensor) -> Tensor:
+    """Return all shards of a tensor put together; all ranks ask together."""
     return value.full_tensor() if isinstance(value, DTensor) else value

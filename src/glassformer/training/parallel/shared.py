@@ -6,8 +6,10 @@ the same rows, and count once.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,29 +17,36 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from glassformer.arguments import shown
 from glassformer.attention import Attention
+from glassformer.checkpoints import run_steps
 from glassformer.data import Batch
 from glassformer.errors import ConfigError, WrongArgument
 from glassformer.files import json_text
 from glassformer.models.routing import charged_sites
 from glassformer.training.config import TrainConfig
+from glassformer.training.optim import OptimConfig
 from glassformer.training.parallel.mesh import Mesh
 from glassformer.training.parallel.processes import Ranks, joined
 from glassformer.training.parallel.rows import DropoutOfAllRows, rows_between, shared_rows
-from glassformer.training.parallel.sharding import gather, sharded
+from glassformer.training.parallel.sharded_checkpoint import all_told, join_shards, load_shards, save_shards
+from glassformer.training.parallel.sharding import gather, shard, sharded
 from glassformer.training.parallel.spread import SharedPositions
-from glassformer.training.sharing import Trained
+from glassformer.training.record import RunFolder, load_whole
+from glassformer.training.sharing import Checkpoints, Trained
 
 Made = TypeVar("Made")
 
 
 @contextmanager
-def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["Shared"]:
+def shared(
+    config: TrainConfig, mesh: Mesh, device: torch.device, checkpoints: Checkpoints = "whole"
+) -> Iterator["Shared"]:
     """Yield what the training loop asks of the ranks of a mesh, once all are there and have the same recipe.
 
     Args:
         config: The recipe.
         mesh: Who trains.
         device: Where this rank does.
+        checkpoints: What they keep of the run.
 
     Raises:
         ConfigError: The recipe asks for what is not shared, ranks have different recipes, or there are not as many as
@@ -53,11 +62,11 @@ def shared(config: TrainConfig, mesh: Mesh, device: torch.device) -> Iterator["S
         ranks.agree("recipe", {name: json_text(value, sort=True) for name, value in told.items()})
         # its way back is taken outside of the model
         with loss_parallel() if mesh.tp > 1 else nullcontext():
-            yield Shared(config, ranks)
+            yield (Shared if checkpoints == "whole" else KeepingShards)(config, ranks)
 
 
 class Shared:
-    """The ranks of a mesh, for the training loop.
+    """The ranks of a mesh, for the training loop; the leader has the whole model beside its shard.
 
     Args:
         config: The recipe.
@@ -107,21 +116,36 @@ class Shared:
         assert batch.documents is not None, "those of all positions"
         return DropoutOfAllRows(rows, *own, self.positions.shards(batch.documents.shape[1]), self.positions.rank)
 
-    def divided(self, whole: Trained) -> Trained:
-        self._check(whole.model)
-        configs = [getattr(module, "config", None) for module in whole.model.modules()]
-        self.drops_patterns = any(isinstance(config, Attention) and config.dropout > 0 for config in configs)
-        self._shards = sharded(whole, self.config.optim, self.ranks.devices)
+    def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
+        self._check(model)
+        whole = Trained(model, optim.build(model))
+        facts = run.restore(model, lambda folder: load_whole(folder, *whole))
+        self._shards = sharded(whole, optim, self.ranks.devices)
         self._whole = whole if self.leads else None
-        return self._shards
+        return self._shards, facts
 
-    def whole(self) -> Trained | None:
-        assert self._shards is not None, "nothing is trained yet"
-        gather(self._shards, self._whole, self.ranks.devices)
+    def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
+        if (whole := self._gathered()) is not None:
+            run.save(step, *whole, facts)
+
+    def whole(self) -> Any | None:
+        whole = self._gathered()
+        return None if whole is None else whole.model
+
+    def _gathered(self) -> Trained | None:
+        """Put all shards together in what the leader has."""
+        gather(self._trained, self._whole)
         return self._whole
 
+    @property
+    def _trained(self) -> Trained:
+        assert self._shards is not None, "nothing is trained yet"
+        return self._shards
+
     def _check(self, model: Any) -> None:
-        """Raise `ConfigError` for what is a function of all rows or all weights at once."""
+        """Raise `ConfigError` for what is a function of all rows or all weights at once; look where patterns drop."""
+        configs = [getattr(module, "config", None) for module in model.modules()]
+        self.drops_patterns = any(isinstance(config, Attention) and config.dropout > 0 for config in configs)
         if self.drops and self.ranks.mesh.tp > 1:
             raise ConfigError(
                 f'mesh "{self.ranks.mesh}": the recipe has dropout, of which ranks that share layers would draw other '
@@ -142,6 +166,48 @@ class Shared:
 
     def _refused(self, what: str) -> ConfigError:
         return ConfigError(f'mesh "{self.ranks.mesh}": the recipe has {what}, which one process alone trains.')
+
+
+class KeepingShards(Shared):
+    """The ranks of a mesh, each of which writes its shards alone: none has the whole model, once it is cut up.
+
+    Args:
+        config: The recipe.
+        ranks: Who trains.
+    """
+
+    def begun(self, model: Any, optim: OptimConfig, run: RunFolder) -> tuple[Trained, dict[str, Any] | None]:
+        self._check(model)
+        self._shards = shards = shard(model, optim, self.ranks.devices)
+        return shards, run.restore(shards.model, lambda folder: load_shards(folder, shards))
+
+    def save(self, run: RunFolder, step: int, facts: dict[str, Any]) -> None:
+        trained, folder, place = self._trained, run.building(step), run_steps.at(run.path, step)
+        ends = step == self.config.steps
+        with ExitStack() as opened:
+            # the leader alone makes the folder and names it; the others know where it is
+            if all_told(trained, place, lambda: opened.enter_context(run.checkpoint(step, facts)) is not None):
+                parts = save_shards(trained, folder.with_name(f"{folder.name}-shards") if ends else folder)
+                if ends:
+                    all_told(trained, place, lambda: _joined(parts, folder))
+            all_told(trained, place, lambda: _closed(opened))
+
+    def whole(self) -> Any | None:
+        return None
+
+
+def _joined(shards: Path, folder: Path) -> bool:
+    """Write the single folder of a run that ends, tensor by tensor."""
+    try:
+        join_shards(shards, folder)
+    finally:
+        shutil.rmtree(shards, ignore_errors=True)
+    return True
+
+
+def _closed(opened: ExitStack) -> bool:
+    opened.close()
+    return True
 
 
 def _dropouts(config: Any) -> Iterator[float]:

@@ -17,6 +17,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -53,35 +54,56 @@ def tensor_parallel(model: ModelLike, devices: DeviceMesh) -> Model:
         ConfigError: Ranks cannot share it: heads, neurons or tokens do not divide, or it has parts that know no heads.
         AnalysisUnavailable: It is no model of ours.
     """
-    made, rank, ranks = copy.deepcopy(require_model(model, "tensor_parallel")), devices.get_local_rank(), devices.size()
-    plans = [(part, part.take_part(rank, ranks)) for stack in made.stacks.values() for part in stack.parts()]
-    for name, order in joined_rows(model, ranks).items():
-        joined = made.get_parameter(name)
+    made = copy.deepcopy(require_model(model, "tensor_parallel"))
+    share_layers(made, devices)
+    return made
+
+
+def share_layers(model: Model, devices: DeviceMesh) -> None:
+    """Let each rank of a mesh of one axis keep its part of a decoder, in place; all ranks call it.
+
+    Args:
+        model: The same on all ranks; no rank has the whole afterwards.
+        devices: Its ranks.
+
+    Raises:
+        ConfigError: As for `tensor_parallel`.
+    """
+    rank, ranks = devices.get_local_rank(), devices.size()
+    plans = [(part, part.take_part(rank, ranks)) for stack in model.stacks.values() for part in stack.parts()]
+    with torch.device("meta"):
+        # layers that have taken their part know no other rows
+        whole = model.config.build()
+    orders = _joined_rows(whole, ranks)
+    for name, order in orders.items():
+        joined = model.get_parameter(name)
         joined.data = joined.data[order.to(joined.device)]
     for part, plan in plans:
         styles = {path: _STYLES[kind]() for path, kind in plan.items()}
         parallelize_module(part, devices, styles, src_data_rank=None)
         if isinstance(part, AttentionLayer):
             part.merge.__class__ = _PartOfMerge
-    for module in made.modules():
+    for module in model.modules():
         if isinstance(module, Norm | PositionTable) and _has_parameters(module):
             # torch's types lack what both functions return
             read, given = cast(Any, _read), cast(Any, _given)
             distribute_module(module, devices, _replicated, read, given)
-    _share_vocabulary(made, devices)
-    left = [name for name, parameter in made.named_parameters() if not isinstance(parameter, DTensor)]
+    _share_vocabulary(model, devices)
+    left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     require(not left, f'tensor parallel: ranks cannot share "{", ".join(left[:1])}". Let them share rows (dp).')
-    made.shares = _Shares(devices)
-    return made
+    model.shares = _Shares(devices, orders)
 
 
-def joined_rows(model: nn.Module, ranks: int) -> dict[str, Int[Tensor, " row"]]:
-    """Return, by the parameter's name, the order in which ranks have the rows of the joined W_Q, W_K and W_V.
+def row_orders(model: Model) -> Mapping[str, Int[Tensor, " row"]]:
+    """The order in which ranks have the rows of the joined W_Q, W_K and W_V, by the parameter's name.
 
     Args:
-        model: A whole model, which ranks can share.
-        ranks: How many.
+        model: One whose layers ranks share, or a whole one, whose rows are in no other order.
     """
+    return model.shares.orders if isinstance(model.shares, _Shares) else {}
+
+
+def _joined_rows(model: Model, ranks: int) -> dict[str, Int[Tensor, " row"]]:
     return {
         f"{name}.projection.qkv.{own}": layer.projection.rows_by_part(ranks)
         for name, layer in model.named_modules()
@@ -133,10 +155,10 @@ class _PartOfMerge(MergeHeads):
 
 
 class _Shares:
-    """Puts values of heads and neurons together, by the shape that their site says."""
+    """Puts values of heads and neurons together, by the shape that their site says; knows who has which rows."""
 
-    def __init__(self, devices: DeviceMesh) -> None:
-        self.devices = devices
+    def __init__(self, devices: DeviceMesh, orders: Mapping[str, Int[Tensor, " row"]]) -> None:
+        self.devices, self.orders = devices, orders
 
     def visited(self, value: Tensor, site: Site, visit: Callable[[Tensor], Tensor]) -> Tensor:
         if isinstance(value, DTensor):
