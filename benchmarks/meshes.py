@@ -33,7 +33,8 @@ from glassformer.training.parallel import Mesh, SequenceShards, lasp_plus
 from glassformer.training.parallel.processes import Ranks
 from glassformer.training.parallel.shared import Shared
 from glassformer.training.parallel.spread import SharedPositions
-from glassformer.training.sharing import Sharing, Trained
+from glassformer.training.record import RunFolder
+from glassformer.training.sharing import Sharing
 
 LONG = 16_384
 # half as wide as gpt-4l, whose shape it has: a step of it over a long text takes seconds
@@ -74,8 +75,8 @@ def training_step(config: TrainConfig, sharing: Sharing, batch: Batch) -> Callab
         sharing: Who trains.
         batch: Of every step.
     """
-    whole = config.model.build(config.seed).train()
-    model, optimizer = sharing.divided(Trained(whole, config.optim.build(whole)))
+    with tempfile.TemporaryDirectory() as folder, RunFolder(folder, config) as run:
+        (model, optimizer), _ = sharing.begun(config.model.build(config.seed).train(), config.optim, run)
 
     def losses(step: int) -> Iterator[Tensor]:
         part = sharing.rows(batch)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer.arguments import Count
 from glassformer.config import require
-from glassformer.data.tasks.circuit_value import GATES
+from glassformer.data.tasks.circuit_value import GATES as GATES
 from glassformer.dynamics.wiring import Head, Layer, Neuron, Reading, wired
 from glassformer.errors import nearest
 from glassformer.labelled import Labelled
