@@ -18,10 +18,13 @@ from glassformer.studies.heads_and_state import (
     heads,
 )
 
+# the cases of one seed
+SEED = [case for case in STUDY.cases("small") if case.seed == 0]
+
 
 def test_models_of_a_width_have_the_same_number_of_parameters_to_the_last_one() -> None:
     found = defaultdict(set)
-    for case in (case for case in STUDY.cases("small") if case.seed == 0):
+    for case in SEED:
         width, keys, d_head = case["width"], case["keys"], case["d_head"]
         found[width].add(sum(count_parameters(decoder(width, keys, d_head)).values()))
     assert [len(counts) for counts in found.values()] == [1, 1, 1]
@@ -29,7 +32,7 @@ def test_models_of_a_width_have_the_same_number_of_parameters_to_the_last_one() 
 
 
 def test_heads_fill_the_stream_and_the_state_is_that_of_their_keys_and_values() -> None:
-    for case in STUDY.cases("smoke"):
+    for case in SEED:
         width, keys, d_head = case["width"], case["keys"], case["d_head"]
         n, kv = heads(width, keys, d_head)
         assert n * d_head == width or keys == ONE
