@@ -34,6 +34,7 @@ STUDIES = (
     "memory_beyond_window",
     "metaformer_mixers",
     "noam_and_cosine",
+    "norm_placement",
     "one_copying_head",
     "output_layers",
     "path_collapse",
