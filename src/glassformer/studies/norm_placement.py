@@ -41,6 +41,8 @@ from glassformer.training import OptimConfig
 PRE, POST, WARMED = "pre-norm", "post-norm", "post-norm, warm-up"
 BARE, ALONE = "no norm", "no residual"
 SHALLOW, DEEP, WIDTH, SYMBOLS, BATCHES = 3, 12, 64, 16, 4
+# what each MLP writes by, and what makes queries, keys and values
+WRITES, READS = "mlp.output.weight", "attn.projection.qkv.weight"
 DATA = Recall(batch_size=32, length=24, n_pairs=4, n_keys=SYMBOLS, n_values=SYMBOLS)
 
 
@@ -48,7 +50,9 @@ def run(case: Case) -> Measures:
     rows = DATA.replace(seed=case.seed).build()
     held_out = [rows.batch(i, "heldout") for i in range(BATCHES)]
     model = built(case["block"], case["depth"], case.seed)
-    before, after = gradients(model, held_out[0]), list[float]()
+    before, after = sizes(gradients(model, held_out[0], WRITES)), list[float]()
+    # maps of queries and keys are the first rows of the matrix that makes both and values
+    compared = gradients(model, held_out[0], READS)[-1][: 2 * WIDTH]
     optim = OptimConfig(lr=2e-3, warmup=0 if case["block"] in (PRE, POST) else case["warmup"], clip=0.0)
 
     def losses(step: int) -> Iterator[Tensor]:
@@ -62,7 +66,7 @@ def run(case: Case) -> Measures:
         for update in descent:
             case.report(update.step, case["steps"])
             if update.step == case["warmup"]:
-                after = gradients(model, held_out[0])
+                after = sizes(gradients(model, held_out[0], WRITES))
     except TrainingDiverged:
         # the weights are those of the step before
         pass
@@ -71,6 +75,7 @@ def run(case: Case) -> Measures:
     return {
         "share_unlearned": unlearned,
         "last": before[-1],
+        "queries": float(compared.norm()),
         "evenness": before[0] / before[-1],
         # a gradient that is nothing anywhere has no shape
         "evenness_later": after[0] / after[-1] if after and after[-1] > 0 else math.nan,
@@ -110,10 +115,14 @@ def loss(model: Decoder, batch: Batch) -> Tensor:
     return torch.nn.functional.cross_entropy(batch_logits(model, batch)[batch.weight], batch.targets[batch.weight])
 
 
-def gradients(model: Decoder, batch: Batch) -> list[float]:
-    """Return the norm of the gradient at the matrix that each block's MLP writes by, from the first block on."""
-    matrices = [layer.get_parameter("mlp.output.weight") for layer in model.stack.blocks]
-    return [float(found.norm()) for found in torch.autograd.grad(loss(model, batch), matrices)]
+def gradients(model: Decoder, batch: Batch, matrix: str) -> tuple[Tensor, ...]:
+    """Return the gradient at a matrix of each block, from the first block on."""
+    matrices = [layer.get_parameter(matrix) for layer in model.stack.blocks]
+    return torch.autograd.grad(loss(model, batch), matrices)
+
+
+def sizes(found: tuple[Tensor, ...]) -> list[float]:
+    return [float(each.norm()) for each in found]
 
 
 def of(measure: str, kind: str, depth: int) -> Quantity:
@@ -146,8 +155,9 @@ STUDY = Study(
         "share_unlearned": Measure("Loss, of that of guessing any value; guessing one of the four of a row is 0.5",
                                    learned=True),
         "last": Measure("Norm of the gradient at what the last MLP writes by, before training"),
-        "evenness": Measure("The same at the first MLP, of that at the last"),
-        "evenness_later": Measure("That after as many steps as a warm-up takes"),
+        "queries": Measure("Norm of the gradient at the maps of queries and keys in the last block, before training"),
+        "evenness": Measure("The gradient at what the first MLP writes by, of that at the last, before training"),
+        "evenness_later": Measure("The same after as many steps as a warm-up takes"),
     },
     claims=(
         Claim("recall-learned", "Three blocks of pre-norm learn to recall", learns(PRE, SHALLOW), MAJORITY),
@@ -164,6 +174,8 @@ STUDY = Study(
         Claim("residual-carries", "A residual carries a tenth of the gradient through twelve blocks and more, without "
               "any norm", of("evenness", BARE, DEEP), above(0.1)),
         Claim("vanishes", "Without a residual less than a tenth arrives", of("evenness", ALONE, DEEP), below(0.1)),
+        Claim("queries-vanish", "Queries and keys of the last block get less than a tenth of the gradient that they get "
+              "with it, as where tokens are alike", of("queries", ALONE, DEEP) / of("queries", POST, DEEP), below(0.1)),
         Claim("pre-deep", "Twelve blocks of pre-norm learn without warm-up", learns(PRE, DEEP), MAJORITY, LEARNED),
         Claim("post-deep", "Twelve of post-norm do not", misses(POST, DEEP), MAJORITY, LEARNED),
         Claim("post-warmed", "With warm-up they do", learns(WARMED, DEEP), MAJORITY, LEARNED),
