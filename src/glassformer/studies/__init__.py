@@ -65,4 +65,5 @@ STUDIES = (
     "why_projections",
     "why_softmax",
     "window_and_first_tokens",
+    "word_order",
 )

@@ -9,16 +9,15 @@ recall a pair shows it. Twelve blocks are many for that: three do.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.data import Batch, Recall
-from glassformer.errors import TrainingDiverged
-from glassformer.fitting import Descent, batch_logits
+from glassformer.fitting import batch_logits
 from glassformer.models import Decoder, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, block, repeat
+from glassformer.studies.fits import fit
 from glassformer.study import (
     MAJORITY,
     Case,
@@ -54,22 +53,9 @@ def run(case: Case) -> Measures:
     # maps of queries and keys are the first rows of the matrix that makes both and values
     compared = gradients(model, held_out[0], READS)[-1][: 2 * WIDTH]
     optim = OptimConfig(lr=2e-3, warmup=0 if case["block"] in (PRE, POST) else case["warmup"], clip=0.0)
-
-    def losses(step: int) -> Iterator[Tensor]:
-        yield loss(model, rows.batch(step))
-
-    descent = Descent(
-        list(model.parameters()), optim.build(model), losses, steps=case["steps"], name="fitting a stack",
-        rate=lambda step: optim.rate(step, case["steps"], WIDTH), way_on=lambda: "It is unlearned, then.",
-    )  # fmt: skip
-    try:
-        for update in descent:
-            case.report(update.step, case["steps"])
-            if update.step == case["warmup"]:
-                after = sizes(gradients(model, held_out[0], WRITES))
-    except TrainingDiverged:
-        # the weights are those of the step before
-        pass
+    for update in fit(model, case, optim, lambda step: loss(model, rows.batch(step))):
+        if update.step == case["warmup"]:
+            after = sizes(gradients(model, held_out[0], WRITES))
     with torch.no_grad():
         unlearned = sum(float(loss(model, batch)) for batch in held_out) / BATCHES / math.log(SYMBOLS)
     return {
@@ -174,8 +160,9 @@ STUDY = Study(
         Claim("residual-carries", "A residual carries a tenth of the gradient through twelve blocks and more, without "
               "any norm", of("evenness", BARE, DEEP), above(0.1)),
         Claim("vanishes", "Without a residual less than a tenth arrives", of("evenness", ALONE, DEEP), below(0.1)),
-        Claim("queries-vanish", "Queries and keys of the last block get less than a tenth of the gradient that they get "
-              "with it, as where tokens are alike", of("queries", ALONE, DEEP) / of("queries", POST, DEEP), below(0.1)),
+        Claim("queries-vanish", "Queries and keys of the last block get less than a tenth of the gradient that they "
+              "get with it, as where tokens are alike", of("queries", ALONE, DEEP) / of("queries", POST, DEEP),
+              below(0.1)),
         Claim("pre-deep", "Twelve blocks of pre-norm learn without warm-up", learns(PRE, DEEP), MAJORITY, LEARNED),
         Claim("post-deep", "Twelve of post-norm do not", misses(POST, DEEP), MAJORITY, LEARNED),
         Claim("post-warmed", "With warm-up they do", learns(WARMED, DEEP), MAJORITY, LEARNED),
