@@ -163,7 +163,7 @@ STUDY = Study(
     grid={"keys": (MHA, GQA, MQA)},
     scales={
         "smoke": Scale(2, {"steps": 2, "pairs": 64, "asked": 8}),
-        "small": Scale(8, {"steps": 2000, "pairs": 4096, "asked": 128}),
+        "small": Scale(8, {"steps": 1500, "pairs": 4096, "asked": 128}),
     },
     measures={
         "right": Measure("Share of indirect objects that are known, of names that were never asked about together",
@@ -188,8 +188,8 @@ STUDY = Study(
     ),
     differs=(
         "Decoders of three layers with eight heads each and width 64 learn templates alone; the paper compares "
-        "families of language models that differ in size, data and training as well. What it measures concentration by may "
-        "differ; here it is the participation ratio.",
+        "families of language models that differ in size, data and training as well.",
+        "Concentration is a participation ratio of heads' effects, which is our choice.",
         "What keys have less of, MLPs have more, so that parameters are equal; heads are as many in each.",
         "Pairs that are asked about have frames and names of training, and two names that never stood together there.",
         "A run that knows less than nine of ten is not asked which heads carry what it does not know.",
