@@ -10,6 +10,7 @@ Heads of all widths fill the stream, and their keys and values are their own (MH
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from glassformer.attention import Rope
@@ -70,7 +71,7 @@ def training(width: int, keys: str, d_head: int, steps: int) -> TrainConfig:
     )  # fmt: skip
 
 
-def left_out(at: Any) -> bool:
+def left_out(at: Mapping[str, Any]) -> bool:
     """Return whether heads do not fit the width, or a case is another one by another name or of no claim."""
     width, keys, d_head = at["width"], at["keys"], at["d_head"]
     if keys == ONE:
@@ -78,8 +79,7 @@ def left_out(at: Any) -> bool:
     # below the widest, state is compared at one width of heads alone
     if d_head > BROAD or (width < WIDEST and d_head > NARROW):
         return True
-    n = width // d_head
-    return keys == GQA and n < 4
+    return keys == GQA and width // d_head < 4
 
 
 def loss(keys: str, d_head: int, width: int = WIDEST) -> Quantity:

@@ -11,7 +11,6 @@ other one gives (total), or what it adds itself (direct).
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -49,13 +48,14 @@ WIDTH, DEPTH, ROWS, LONGEST, SEEN = 64, 3, 32, 48, 2048
 
 
 def run(case: Case) -> Measures:
-    model = config(case["keys"]).build(case.seed)
-    model.tokenizer = words()
-    train(model, case, indirect_objects(case["pairs"], seed=case.seed, split="train").encode(words(), pad="right"))
+    tokenizer = words()
+    model = config(case["keys"], tokenizer.vocab_size).build(case.seed)
+    model.tokenizer = tokenizer
+    train(model, case, indirect_objects(case["pairs"], seed=case.seed, split="train").encode(model, pad="right"))
     model.eval()
     # names that were asked about, and never these two together
     asked = indirect_objects(case["asked"], seed=case.seed, new="combination")
-    right = known(model, asked.encode(words(), pad="right"))
+    right = known(model, asked.encode(model, pad="right"))
 
     def carried(by: Callable[[Decoder, Pairs], Tensor], measure: Callable[[Tensor], float]) -> float:
         if right < 0.9:
@@ -70,19 +70,18 @@ def run(case: Case) -> Measures:
     }
 
 
-@cache
 def words() -> Tokenizer:
     """The vocabulary: every word that is in thousands of prompts."""
     pairs = indirect_objects(SEEN, split="train")
     return word_tokenizer(prompt for pair in pairs for prompt in (pair.clean, pair.corrupt) if isinstance(prompt, str))
 
 
-def config(keys: str) -> DecoderConfig:
+def config(keys: str, vocab_size: int) -> DecoderConfig:
     d_head, kv = WIDTH // HEADS, KEYS[keys]
     # as many weights, whatever the keys: a neuron has as many as a number of a query, key, value or z
     mlp = Mlp(4 * WIDTH - d_head * (HEADS + kv), bias=False)
     layer = block(n_heads=HEADS, n_kv_heads=kv, positions=Rope(), mlp=mlp)
-    return DecoderConfig(words().vocab_size, WIDTH, repeat(layer, DEPTH), max_len=LONGEST, init="xavier")
+    return DecoderConfig(vocab_size, WIDTH, repeat(layer, DEPTH), max_len=LONGEST, init="xavier")
 
 
 def train(model: Decoder, case: Case, pairs: Contrast) -> None:

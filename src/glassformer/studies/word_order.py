@@ -135,14 +135,14 @@ TWO_SIDES = (LENGTH - 2) / (LENGTH - 1) * math.log(2) / math.log(LENGTH - 1)
 
 def learns(positions: str, reading: str = BOTH) -> Claim:
     name = f"{positions}-{reading}".replace(" ", "-").lower()
-    return Claim(name, f"Read {reading}, {positions} tell which word stood before", knows(reading, positions),
-                 MAJORITY, TASK[reading])  # fmt: skip
+    said = f"Read {reading} with {positions}, it is known which word stood before"
+    return Claim(name, said, knows(reading, positions), MAJORITY, TASK[reading])
 
 
 def sooner(positions: str, than: str, reading: str = BOTH) -> Claim:
     name = f"{positions}-before-{than}".replace(" ", "-").lower()
     return Claim(
-        name, f"Read {reading}, {positions} learn it sooner than {than}",
+        name, f"Read {reading}, the order is learned sooner with {positions} than with {than}",
         of("mean_loss", reading, positions) / of("mean_loss", reading, than), below(1), TASK[reading],
     )  # fmt: skip
 

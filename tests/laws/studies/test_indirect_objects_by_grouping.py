@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glassformer.data import indirect_objects
+from glassformer.data import Tokenizer, indirect_objects
 from glassformer.models import Decoder
 from glassformer.models.accounting import count_parameters
 from glassformer.studies.indirect_objects_by_grouping import (
@@ -27,10 +27,15 @@ from glassformer.testing import close
 PAIRS = indirect_objects(4, new="combination")
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return words()
+
+
 @pytest.fixture
-def model() -> Decoder:
-    made = config(GQA).build(0).double().eval()
-    made.tokenizer = words()
+def model(tokenizer: Tokenizer) -> Decoder:
+    made = config(GQA, tokenizer.vocab_size).build(0).double().eval()
+    made.tokenizer = tokenizer
     return made
 
 
@@ -44,7 +49,7 @@ def test_heads_that_do_alike_are_counted_whatever_their_size_and_sign_and_others
 
 
 def test_decoders_have_the_same_number_of_parameters_whatever_their_keys() -> None:
-    assert len({sum(count_parameters(config(keys)).values()) for keys in KEYS}) == 1
+    assert len({sum(count_parameters(config(keys, 100)).values()) for keys in KEYS}) == 1
 
 
 def test_of_a_decoder_in_which_one_head_writes_that_head_carries_all(model: Decoder) -> None:
@@ -59,7 +64,7 @@ def test_of_a_decoder_in_which_one_head_writes_that_head_carries_all(model: Deco
 
 
 def test_logits_behind_a_row_are_those_of_the_row_alone(model: Decoder) -> None:
-    asked = PAIRS.encode(words(), pad="right")
+    asked = PAIRS.encode(model, pad="right")
     assert asked.lengths is not None and len(set(asked.lengths.tolist())) > 1
     with torch.no_grad():
         together = last_logits(model, asked.clean, asked.lengths)
@@ -69,7 +74,7 @@ def test_logits_behind_a_row_are_those_of_the_row_alone(model: Decoder) -> None:
     assert known(model, asked) == float((likeliest == asked.answer).double().mean())
 
 
-def test_every_word_of_every_prompt_is_known_and_fits() -> None:
-    pairs = indirect_objects(200, seed=1, split="train").encode(words(), pad="right")
-    assert words().unk not in pairs.clean and words().unk not in pairs.corrupt
+def test_every_word_of_every_prompt_is_known_and_fits(tokenizer: Tokenizer) -> None:
+    pairs = indirect_objects(200, seed=1, split="train").encode(tokenizer, pad="right")
+    assert tokenizer.unk is not None and not (pairs.clean == tokenizer.unk).any()
     assert pairs.clean.shape[1] < LONGEST and KEYS[MHA] == HEADS
