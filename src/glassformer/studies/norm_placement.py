@@ -59,7 +59,8 @@ def run(case: Case) -> Measures:
     with torch.no_grad():
         unlearned = sum(float(loss(model, batch)) for batch in held_out) / BATCHES / math.log(SYMBOLS)
     return {
-        "share_unlearned": unlearned,
+        # where a fit diverges, the loss of the weights that are left need not be a number
+        "share_unlearned": unlearned if math.isfinite(unlearned) else 1.0,
         "last": before[-1],
         "queries": float(compared.norm()),
         "evenness": before[0] / before[-1],
@@ -138,8 +139,10 @@ STUDY = Study(
         "small": Scale(8, {"steps": 200, "warmup": 40}),
     },
     measures={
-        "share_unlearned": Measure("Loss, of that of guessing any value; guessing one of the four of a row is 0.5",
-                                   learned=True),
+        "share_unlearned": Measure(
+            "Loss, of that of guessing any value, and 1 where it is not finite; guessing one of the four of a row is "
+            "0.5", learned=True,
+        ),
         "last": Measure("Norm of the gradient at what the last MLP writes by, before training"),
         "queries": Measure("Norm of the gradient at the maps of queries and keys in the last block, before training"),
         "evenness": Measure("The gradient at what the first MLP writes by, of that at the last, before training"),
