@@ -20,16 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.attention import Alibi, PositionsConfig, QueryKeyOnly, RelativeBias, RelativeSinusoids, Rope
-from glassformer.models import (
-    DecoderConfig,
-    EncoderConfig,
-    Learned,
-    Mlp,
-    Model,
-    Sinusoidal,
-    block,
-    repeat,
-)
+from glassformer.models import DecoderConfig, EncoderConfig, Learned, Mlp, Model, Sinusoidal, block, repeat
 from glassformer.studies.fits import fit
 from glassformer.study import (
     MAJORITY,
@@ -84,9 +75,7 @@ def config(reading: str, positions: str, depth: int = 2) -> DecoderConfig | Enco
     layers = repeat(block(n_heads=4, mlp=Mlp(2 * WIDTH), positions=schemes.get(positions)), depth)
     kind = EncoderConfig if reading == BOTH else DecoderConfig
     # vectors of words are as large as sinusoids, as where these come from
-    return kind(
-        WORDS, WIDTH, layers, max_len=LENGTH, positions=ADDED.get(positions), embed_scale=True, init="xavier"
-    )  # fmt: skip
+    return kind(WORDS, WIDTH, layers, max_len=LENGTH, positions=ADDED.get(positions), embed_scale=True, init="xavier")
 
 
 def rows(n: int, random: torch.Generator) -> Int[Tensor, "row pos"]:
@@ -188,7 +177,7 @@ STUDY = Study(
         "A shift by one favours distances over places: that is what is asked, and text asks for more than that.",
         "Sinusoids of distances are for causal attention, and stand in no encoder. Vectors of words are multiplied by "
         "the root of the width everywhere, as where sinusoids were published.",
-        "That 我爱你 is one word a token is our choice. Nothing here is longer than the rows trained on.",
+        "Each word of 我爱你 is a token, and nothing here is longer than the rows trained on.",
     ),
     mechanisms=("softmax",),
     references={"reading": (BOTH, BACKWARDS), "positions": (ROTARY,)},
