@@ -17,7 +17,9 @@ STUDIES = (
     "eviction",
     "facts_in_mlps",
     "gpt3_accounting",
+    "heads_and_state",
     "hopfield_capacity",
+    "indirect_objects_by_grouping",
     "induction_by_mechanism",
     "induction_heads",
     "induction_variable",
@@ -33,6 +35,7 @@ STUDIES = (
     "memory_beyond_window",
     "metaformer_mixers",
     "noam_and_cosine",
+    "norm_placement",
     "one_copying_head",
     "output_layers",
     "path_collapse",
@@ -63,4 +66,5 @@ STUDIES = (
     "why_projections",
     "why_softmax",
     "window_and_first_tokens",
+    "word_order",
 )
