@@ -422,9 +422,7 @@ class LineDensity:
 
 
 @checked
-def gibbs_on_line(
-    loss: Loss, temperature: Positive, low: float, high: float, *, n_points: Count = 2001
-) -> LineDensity:
+def gibbs_on_line(loss: Loss, temperature: Positive, low: float, high: float, *, n_points: Count = 2001) -> LineDensity:
     """The Gibbs distribution of a loss of one weight, by quadrature.
 
     Args:

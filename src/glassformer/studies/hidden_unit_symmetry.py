@@ -87,7 +87,9 @@ def run(case: Case) -> Measures:
 
 def committee(n_inputs: int, activation: str) -> Committee:
     """Return a layer of so many inputs, whose first output is the sum of its neurons over the root of their number."""
-    layer = Mlp(UNITS, activation=activation, bias=False).build(n_inputs, 1, 0, "mlp").double().eval().requires_grad_(False)
+    layer = (
+        Mlp(UNITS, activation=activation, bias=False).build(n_inputs, 1, 0, "mlp").double().eval().requires_grad_(False)
+    )
     layer.output.weight.zero_()[0] = 1 / math.sqrt(UNITS)
     space = WeightSpace(layer, ("input.weight",))
 
@@ -102,8 +104,7 @@ def at(measure: str, amount: float, activation: str = CURVED) -> Quantity:
     return value(measure, amount=amount, activation=activation)
 
 
-LEARNED = Condition("With most data the task is learned, by units that need not be told apart",
-                    at("error", MANY, STRAIGHT), below(0.2))  # fmt: skip
+LEARNED = Condition("With most data the task is learned", at("error", MANY), below(0.3))
 
 STUDY = Study(
     "hidden-unit-symmetry",
@@ -114,16 +115,29 @@ STUDY = Study(
     grid={"amount": AMOUNTS, "activation": (CURVED, STRAIGHT)},
     scales={
         "smoke": Scale(2, {"inputs": 8, "chains": 2, "steps": 20, "temperature": 2.0}, {"amount": (FEW, MANY)}),
-        "small": Scale(8, {"inputs": 48, "chains": 6, "steps": 800, "temperature": 2.0}),
+        "small": Scale(8, {"inputs": 32, "chains": 4, "steps": 500, "temperature": 2.0}),
     },
     measures={
-        "error": Measure("Mean squared error on new examples, of the variance of answers"),
+        "error": Measure("Mean squared error on new examples, of the variance of right answers"),
         "order": Measure("How much more units overlap with their own unit of the teacher than with the other"),
-        "off_theory": Measure("It above what theory of many inputs says"),
+        "off_theory": Measure("It above what theory of many inputs and high temperatures says"),
     },
     claims=(
-        Claim("alike", "With few data units are alike", at("order", FEW), below(0.25), (LEARNED,)),
+        Claim("few", "With few data units are no more unlike than chance has them", at("order", FEW), below(0.3),
+              (LEARNED,)),
+        Claim("no-rise-below", "Twice as many make them no more unlike, below the threshold",
+              at("order", LESS) - at("order", FEW), below(0.15), (LEARNED,)),
+        Claim("rise", "Beyond it they become so", at("order", MORE) - at("order", LESS), above(0.25), (LEARNED,)),
+        *(Claim(f"theory-{name}", f"With {amount:g} examples for each input and unit of temperature, as theory says",
+                at("off_theory", amount), within(0.12, 0), (LEARNED,)) for name, amount in (("more", MORE), ("many", MANY))),
+        Claim("straight", "Without a non-linearity they never do", at("order", MANY, STRAIGHT), below(0.3), (LEARNED,)),
     ),
-    mechanisms=(),
-    references={"amount": (MANY,), "activation": (STRAIGHT,)},
+    differs=(
+        "Weights have a prior in place of a sphere, and f is gelu, for which theory is computed by quadrature.",
+        "32 inputs and a temperature of 2: theory is of many inputs, and of temperatures at which only the mean of the "
+        "examples is seen. By chance an order is of the size of .2 with so few inputs.",
+        "Ranges and lengths were set on one seed.",
+    ),
+    references={"amount": (MANY,), "activation": (CURVED,)},
+    skip=lambda at: at["activation"] == STRAIGHT and at["amount"] != MANY,
 )  # fmt: skip
