@@ -10,17 +10,17 @@ covariance S does not change any more:
 
     S = (1 - eta H) S (1 - eta H) + eta^2 N,     in its eigenvectors    S_ij = eta N_ij / (k_i + k_j - eta k_i k_j)
 
-so long as eta k < 2. Other P are P = 1 in coordinates P^(-1/2) theta. Langevin's steps are N = 2 T / eta, and obey
-equipartition but for what a finite step adds; batches of B examples are N = C / B, with C the covariance of gradients of
-single examples, and each direction has a temperature of its own:
+so long as eta k < 2. Other P are P = 1 in coordinates P^(-1/2) theta. Langevin's steps have N = 2 T / eta, and obey
+equipartition but for what a finite step adds; batches of B examples have N = C / B, with C the covariance of gradients
+of single examples, and each direction has a temperature of its own:
 
     k <x^2> = T / (1 - eta k / 2)                        at a temperature
     k <x^2> = eta c / (2 B (1 - eta k / 2))              of batches, with c the variance of gradients along it
 
-So SGD comes to a Gibbs distribution where C is proportional to 1, and only there. Where C is proportional to H, as it is
-in a model that fits, k <x^2> is proportional to k: positions spread alike, and no two directions share a temperature.
-To steps of Newton's, P = 1 / H, it is the other way round: theirs is a Gibbs distribution where C is proportional to
-H, and only there.
+So SGD comes to a Gibbs distribution where C is proportional to 1, and only there. Where C is proportional to H, as it
+is in a model that fits, k <x^2> is proportional to k: positions spread alike, and temperatures do not. With steps of
+Newton's, P = 1 / H, it is the other way round: theirs is a Gibbs distribution where C is proportional to H, and only
+there. (All of it in the limit of short steps; the equations above have what finite ones add.)
 
 Whatever L, a state that steps with P = 1 leave as it is obeys, along any direction and for any m,
 
@@ -105,7 +105,9 @@ class WeightSpace:
 
 @checked
 def loss_gradients(loss: Loss) -> Gradients:
-    """Gradients of a loss at the weights of all chains.
+    """Gradients of a loss at the weights of all chains, side by side by `torch.func.vmap`.
+
+    A kernel that knows no such thing, as that of attention, is asked for one chain after another; PyTorch says so.
 
     Args:
         loss: Of one vector of weights, a number; differentiable.

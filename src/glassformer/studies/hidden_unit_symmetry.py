@@ -58,7 +58,7 @@ class Committee(NamedTuple):
 
 def run(case: Case) -> Measures:
     n, heat, generator = case["inputs"], case["temperature"], case.generator()
-    student = committee(n, case["activation"])
+    student = committee(n, Mlp(UNITS, activation=case["activation"], bias=False))
     teacher = math.sqrt(n) * torch.eye(UNITS, n, dtype=torch.float64)
     seen, new = (
         torch.randn(count, n, generator=generator, dtype=torch.float64)
@@ -85,11 +85,9 @@ def run(case: Case) -> Measures:
     }
 
 
-def committee(n_inputs: int, activation: str) -> Committee:
-    """Return a layer of so many inputs, whose first output is the sum of its neurons over the root of their number."""
-    layer = (
-        Mlp(UNITS, activation=activation, bias=False).build(n_inputs, 1, 0, "mlp").double().eval().requires_grad_(False)
-    )
+def committee(n_inputs: int, neurons: Mlp) -> Committee:
+    """Return a layer of so many inputs whose first output is the sum of its neurons, over the root of their number."""
+    layer = neurons.build(n_inputs, 1, 0, "mlp").double().eval().requires_grad_(False)
     layer.output.weight.zero_()[0] = 1 / math.sqrt(UNITS)
     space = WeightSpace(layer, ("input.weight",))
 
@@ -108,8 +106,8 @@ LEARNED = Condition("With most data the task is learned", at("error", MANY), bel
 
 STUDY = Study(
     "hidden-unit-symmetry",
-    paper='Biehl, Schloesser and Ahr 1998, "Phase transitions in soft-committee machines", arXiv cond-mat/9805182; Hou, '
-    'Wong and Huang 2019, "Minimal model of permutation symmetry in unsupervised learning", arXiv 1904.13052',
+    paper='Biehl, Schloesser and Ahr 1998, "Phase transitions in soft-committee machines", arXiv cond-mat/9805182; '
+    'Hou, Wong and Huang 2019, "Minimal model of permutation symmetry in unsupervised learning", arXiv 1904.13052',
     question="Do hidden units become unlike when there is enough data, and only then?",
     run=run,
     grid={"amount": AMOUNTS, "activation": (CURVED, STRAIGHT)},
@@ -129,7 +127,8 @@ STUDY = Study(
               at("order", LESS) - at("order", FEW), below(0.15), (LEARNED,)),
         Claim("rise", "Beyond it they become so", at("order", MORE) - at("order", LESS), above(0.25), (LEARNED,)),
         *(Claim(f"theory-{name}", f"With {amount:g} examples for each input and unit of temperature, as theory says",
-                at("off_theory", amount), within(0.12, 0), (LEARNED,)) for name, amount in (("more", MORE), ("many", MANY))),
+                at("off_theory", amount), within(0.12, 0), (LEARNED,))
+          for name, amount in (("more", MORE), ("many", MANY))),
         Claim("straight", "Without a non-linearity they never do", at("order", MANY, STRAIGHT), below(0.3), (LEARNED,)),
     ),
     differs=(
