@@ -55,15 +55,10 @@ if TYPE_CHECKING:
         ChainMeans,
         Chains,
         LineDensity,
-        QuadraticLoss,
-        WeightSpace,
         balance_temperatures,
-        batch_gradients,
         chain_means,
         gibbs_on_line,
-        gradient_noise,
-        local_minimum,
-        loss_gradients,
+        position_temperatures,
         run_chains,
     )
     from glassformer.dynamics.lipschitz import (
@@ -84,6 +79,7 @@ if TYPE_CHECKING:
         merging_time,
         on_sphere,
     )
+    from glassformer.dynamics.quadratic_loss import QuadraticLoss, local_minimum
     from glassformer.dynamics.spins import (
         VectorSpins,
         binary_magnetisations,
@@ -95,6 +91,7 @@ if TYPE_CHECKING:
     from glassformer.dynamics.splitting import SCHEMES, ParticleTerms, particle_terms, split, splitting_gaps
     from glassformer.dynamics.steps import STEPS, fitted_orders, integrate
     from glassformer.dynamics.tokens import token_cosines
+    from glassformer.dynamics.weight_space import WeightSpace, batch_gradients, gradient_noise, loss_gradients
 
 _HOMES = {
     "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
@@ -124,15 +121,10 @@ _HOMES = {
         "ChainMeans",
         "Chains",
         "LineDensity",
-        "QuadraticLoss",
-        "WeightSpace",
         "balance_temperatures",
-        "batch_gradients",
         "chain_means",
         "gibbs_on_line",
-        "gradient_noise",
-        "local_minimum",
-        "loss_gradients",
+        "position_temperatures",
         "run_chains",
     ],
     "lipschitz": [
@@ -145,6 +137,7 @@ _HOMES = {
         "stretched_tokens",
     ],
     "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
+    "quadratic_loss": ["QuadraticLoss", "local_minimum"],
     "spins": [
         "VectorSpins",
         "binary_magnetisations",
@@ -168,6 +161,7 @@ _HOMES = {
     "continuous": ["BlockField", "OdeSolution", "kept_numbers", "residual_gaps", "solve"],
     "splitting": ["SCHEMES", "ParticleTerms", "particle_terms", "split", "splitting_gaps"],
     "steps": ["STEPS", "fitted_orders", "integrate"],
+    "weight_space": ["WeightSpace", "batch_gradients", "gradient_noise", "loss_gradients"],
 }
 
 __all__ = [
@@ -246,6 +240,7 @@ __all__ = [
     "merging_time",
     "on_sphere",
     "particle_terms",
+    "position_temperatures",
     "prompting",
     "random_circuit",
     "residual_gaps",

@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.arguments import Count, FiniteAmount, checked
-from glassformer.dynamics.langevin import local_minimum
+from glassformer.dynamics.quadratic_loss import local_minimum
 from glassformer.errors import ShapeMismatch
 from glassformer.models.mlp import ACTIVATIONS
 
@@ -53,7 +53,7 @@ class Overlaps(NamedTuple):
 
 @checked
 def committee_overlaps(
-    student: Float[Tensor, "*batch unit input"], teacher: Float[Tensor, "teacher input"]
+    student: Float[Tensor, "*batch unit input"], teacher: Float[Tensor, "teacher d_teacher"]
 ) -> Overlaps:
     """The overlaps of units.
 

@@ -21,6 +21,7 @@ from glassformer.dynamics import (
     gradient_noise,
     local_minimum,
     loss_gradients,
+    position_temperatures,
     run_chains,
 )
 from glassformer.errors import AnalysisUnavailable
@@ -80,7 +81,7 @@ def run(case: Case) -> Measures:
         gradients, minimum.minimum.expand(case["chains"], -1), step=rate, temperature=temperature, mobility=mobility,
         skip=case["length"] // 3, steps=case["length"], every=5, seed=case.seed,
     )  # fmt: skip
-    found = minimum.measured(chains.positions)
+    found = position_temperatures(chains, minimum)
     theory = minimum.temperatures(minimum.covariance(rate, temperature=temperature, noise=noise, mobility=mobility))
     # to steps of Newton's all curvatures are 1
     k = minimum.curvatures

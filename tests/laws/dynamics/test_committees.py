@@ -1,4 +1,4 @@
-"""Soft committees: errors from overlaps, free energies and their slopes, and the amount of data that tells units apart."""
+"""Soft committees: errors from overlaps, free energies and their slopes, and how much data tells units apart."""
 
 import math
 from itertools import permutations
@@ -71,17 +71,8 @@ def test_units_become_unlike_beyond_a_threshold_and_then_that_is_better() -> Non
 
 
 def test_the_error_is_the_slope_of_the_free_energy_in_the_amount_of_data() -> None:
-    for amount in (6.0, 30.0):
-        less, more = (committee_state(amount + sign * 1e-3).free_energy for sign in (-1, 1))
-        assert (more - less) / 2e-3 == pytest.approx(committee_state(amount).error, rel=1e-5)
-
-
-@pytest.mark.full
-def test_three_units_jump() -> None:
-    # two turn over steadily, three at once: just beyond the threshold they are far apart
-    orders = [committee_state(float(amount), n_units=3).order for amount in range(4, 40, 2)]
-    jump = next(order for order in orders if order > 1e-3)
-    assert jump > 0.3 and orders[0] < 1e-6
+    less, more = (committee_state(30 + sign * 1e-3).free_energy for sign in (-1, 1))
+    assert (more - less) / 2e-3 == pytest.approx(committee_state(30.0).error, rel=1e-5)
 
 
 def test_what_is_no_committee_is_refused() -> None:

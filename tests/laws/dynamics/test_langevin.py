@@ -19,6 +19,7 @@ from glassformer.dynamics import (
     gradient_noise,
     local_minimum,
     loss_gradients,
+    position_temperatures,
     run_chains,
 )
 from glassformer.errors import NotConverged, ShapeMismatch, TrainingDiverged, WrongArgument
@@ -59,14 +60,14 @@ def test_without_noise_steps_are_those_of_gradient_descent_on_a_model() -> None:
     ids, space = torch.tensor([[1, 5, 2, 6, 3]]), WeightSpace(model)
 
     def loss(w: Tensor) -> Tensor:
-        return cross_entropy(space(w, ids[:, :-1]).logits[0], ids[0, 1:])
+        return cross_entropy(space(w, ids[:, :-1])[0], ids[0, 1:])
 
     found = run_chains(loss_gradients(loss), space.vector()[None], step=0.3, steps=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     for w, slope in zip(found.positions[:, 0], found.gradients[:, 0]):
         close(w, space.vector())
         optimizer.zero_grad()
-        cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:]).backward()
+        cross_entropy(model(ids[:, :-1])[0], ids[0, 1:]).backward()
         close(slope, torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
                                 for p in model.parameters()]))  # fmt: skip
         optimizer.step()
@@ -138,7 +139,7 @@ def test_chains_have_the_temperature_of_their_noise_with_what_the_step_adds() ->
     loss, temperature = turned(CURVATURES), 0.7
     start = loss.minimum.expand(400, -1)
     chains = run_chains(loss_gradients(loss), start, step=STEP, steps=150, temperature=temperature, skip=60, every=5)
-    found, expected = loss.measured(chains.positions), temperature / (1 - STEP * CURVATURES / 2)
+    found, expected = position_temperatures(chains, loss), temperature / (1 - STEP * CURVATURES / 2)
     assert ((found.mean - expected).abs() < 4 * found.error).all() and (found.error < 0.03 * expected).all()
     # without that the stiffest direction would be off by a factor of two
     assert found.mean[-1] - temperature > 20 * found.error[-1]
@@ -210,7 +211,7 @@ def test_the_noise_of_batches_is_a_temperature_of_its_own_along_each_direction()
     close(loss.temperatures(loss.covariance(step, noise=noise / batch)), expected)
     start = loss.minimum.expand(150, -1)
     chains = run_chains(batch_gradients(losses, n, batch), start, step=step, steps=400, skip=120, every=10)
-    found = loss.measured(chains.positions)
+    found = position_temperatures(chains, loss)
     assert ((found.mean - expected).abs() < 4 * found.error).all() and (found.error < 0.1 * expected).all()
     balanced = balance_temperatures(chains, step, loss.minimum)
     assert (balanced.mean.abs() < 4 * balanced.error).all()
