@@ -96,8 +96,8 @@ def trained_layer() -> tuple[list[Panel], dict[str, str]]:
 
 def hidden_units() -> tuple[Panel, dict[str, str]]:
     """The order of two hidden units by the amount of data, in theory and of a layer that is sampled."""
-    amounts = [4.0, 8.0, 12.0, 14.0, 16.0, 20.0, 28.0, 40.0]
-    settings = {"inputs": 24, "chains": 4, "steps": 300, "temperature": 2.0}
+    amounts = [4.0, 8.0, 12.0, 14.0, 16.0, 20.0, 28.0, 36.0]
+    settings = {"inputs": 24, "chains": 4, "steps": 600, "temperature": 2.0}
     sampled, theory = list[float](), list[float]()
     for amount in amounts:
         theory.append(committee_state(amount).order)
@@ -106,9 +106,10 @@ def hidden_units() -> tuple[Panel, dict[str, str]]:
     lines = Labelled(torch.tensor([sampled, theory]), ("of", "amount"),
                      {"of": ["a layer of 24 inputs", "theory, many inputs"], "amount": amounts})  # fmt: skip
     return Panel("hidden units: order by data", lines), {
-        f"order of two hidden units at amounts of data {amounts[0]:g}, {amounts[3]:g}, {amounts[5]:g}, {amounts[-1]:g}": (
-            "; ".join(f"{sampled[i]:.2f}, theory {theory[i]:.2f}" for i in (0, 3, 5, 7))
-        ),
+        f"order of two hidden units, {amount:g} examples for each input and unit of temperature": (
+            f"{sampled[amounts.index(amount)]:.2f}; theory {theory[amounts.index(amount)]:.2f}"
+        )
+        for amount in (4.0, 14.0, 20.0, 36.0)
     }
 
 

@@ -112,7 +112,7 @@ STUDY = Study(
     run=run,
     grid={"amount": AMOUNTS, "activation": (CURVED, STRAIGHT)},
     scales={
-        "smoke": Scale(2, {"inputs": 8, "chains": 2, "steps": 20, "temperature": 2.0}, {"amount": (FEW, MANY)}),
+        "smoke": Scale(1, {"inputs": 8, "chains": 2, "steps": 20, "temperature": 2.0}, {"amount": (FEW, MANY)}),
         "small": Scale(8, {"inputs": 32, "chains": 4, "steps": 500, "temperature": 2.0}),
     },
     measures={

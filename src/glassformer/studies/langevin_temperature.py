@@ -160,7 +160,7 @@ STUDY = Study(
     run=run,
     grid={"steps": (LANGEVIN, SGD, NEWTON, UNEVEN), "rate": RATES, "batch": BATCHES},
     scales={
-        "smoke": Scale(2, {"examples": 64, "training": 200, "chains": 3, "length": 30}, {"rate": (RATE,)}),
+        "smoke": Scale(1, {"examples": 64, "training": 300, "chains": 3, "length": 30}, {"rate": (RATE,)}),
         "small": Scale(5, {"examples": 256, "training": 600, "chains": 24, "length": 3000}),
     },
     measures={
