@@ -53,13 +53,13 @@ def two_wells() -> tuple[Panel, dict[str, str]]:
         f"chains in two wells at T = {temperature:g}, steps of {step:g}: T by the balance of positions and gradients": (
             f"{float(balanced.mean):.3f}, give or take {float(balanced.error):.3f}"
         ),
-        "their mean square against the Gibbs distribution": f"{apart:+.1%}",
+        "chains in two wells: mean square against the Gibbs distribution": f"{apart:+.1%}",
     }
 
 
 def trained_layer() -> tuple[list[Panel], dict[str, str]]:
     """`k <x^2>` along directions of the Hessian of a layer at its minimum, of three kinds of steps, with theory."""
-    rate, batch, examples = langevin_temperature.RATE, langevin_temperature.BATCH, 128
+    rate, batch, examples = langevin_temperature.RATE, langevin_temperature.BATCH, 512
     layer = langevin_temperature.trained(examples, 600, False, torch.Generator().manual_seed(0))
     minimum, every = layer.minimum, torch.arange(examples)
     noise = gradient_noise(layer.losses, examples, minimum.minimum) / batch

@@ -35,7 +35,8 @@ from glassformer.dynamics.quadratic_loss import local_minimum
 from glassformer.errors import ShapeMismatch
 from glassformer.models.mlp import ACTIVATIONS
 
-Smooth = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "tanh", "none"]  # those that quadrature is exact for
+# those without a kink, for which quadrature of few nodes is good to rounding, nearly
+Smooth = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "tanh", "none"]
 NODES = 24
 
 
@@ -126,7 +127,7 @@ class CommitteeState(NamedTuple):
 
     @property
     def order(self) -> float:
-        """The r - s, by which units are unlike."""
+        """The size of r - s, by which units are unlike."""
         shared = self.overlaps.shared
         return abs(float(shared[0, 0] - shared[0, 1]))
 

@@ -69,7 +69,7 @@ def run_chains(
     step: Positive,
     steps: Count,
     temperature: FiniteAmount = 0.0,
-    mobility: Float[Tensor, "parameter parameter"] | None = None,
+    mobility: Float[Tensor, "width width"] | None = None,
     skip: Natural = 0,
     every: Count = 1,
     seed: int = 0,
@@ -90,7 +90,10 @@ def run_chains(
     Raises:
         TrainingDiverged: Weights are not finite in the end.
         WrongArgument: The mobility is not symmetric and positive definite.
+        ShapeMismatch: It is of another number of parameters.
     """
+    if mobility is not None and len(mobility) != start.shape[1]:
+        raise ShapeMismatch(f"mobility= is of {len(mobility)} parameters, and the chains are of {start.shape[1]}.")
     generator = torch.Generator().manual_seed(seed)
     root = None if mobility is None else root_of(mobility)
     x, positions, slopes = start.detach().clone(), list[Tensor](), list[Tensor]()
@@ -149,7 +152,14 @@ def position_temperatures(chains: Chains, loss: QuadraticLoss) -> ChainMeans:
     Args:
         chains: They, in the stationary state.
         loss: What the loss is near the minimum they are at.
+
+    Raises:
+        ShapeMismatch: There is one chain, of which there is no spread, or chains are of another number of parameters.
     """
+    if chains.positions.shape[-1] != len(loss.minimum):
+        raise ShapeMismatch(
+            f"chains of {chains.positions.shape[-1]} parameters near the minimum of a loss of {len(loss.minimum)}."
+        )
     return chain_means(loss.curvatures * ((chains.positions - loss.minimum) @ loss.directions).square())
 
 
@@ -164,6 +174,9 @@ def balance_temperatures(chains: Chains, step: Positive, around: Float[Tensor, "
         chains: They, in the stationary state.
         step: The eta they were run with.
         around: The m: the nearer to their mean, the smaller the error.
+
+    Raises:
+        ShapeMismatch: There is one chain, of which there is no spread.
     """
     return chain_means((chains.positions - around) * chains.gradients - step * chains.gradients.square() / 2)
 

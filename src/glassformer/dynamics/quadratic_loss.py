@@ -106,7 +106,11 @@ class QuadraticLoss:
         Raises:
             WrongArgument: A step is as long as 2 / k or longer for some direction, so that there is no such
                 covariance; or the mobility is not symmetric and positive definite.
+            ShapeMismatch: Noise or mobility are of another number of parameters.
         """
+        for name, matrix in (("noise=", noise), ("mobility=", mobility)):
+            if matrix is not None and len(matrix) != len(self.hessian):
+                raise ShapeMismatch(f"{name} is of {len(matrix)} parameters, and the loss is of {len(self.hessian)}.")
         root = _one(self.hessian) if mobility is None else root_of(mobility)
         k, u = eigh(root @ self.hessian @ root)
         if step * float(k[-1]) >= 2:

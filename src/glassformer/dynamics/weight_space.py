@@ -32,7 +32,7 @@ class WeightSpace:
         names: Which parameters; all by default. The others stay as they are.
 
     Raises:
-        WrongArgument: The model has no such parameter, or is in training mode.
+        WrongArgument: The model has no such parameter, none at all, or is in training mode.
     """
 
     model: nn.Module
@@ -43,6 +43,8 @@ class WeightSpace:
         for name in self.names or ():
             if name not in own:
                 raise WrongArgument(f'the model has no parameter "{name}".{nearest(name, own)}')
+        if not self._parameters():
+            raise WrongArgument(f"weights are of one parameter or more; found names={self.names}. None stands for all.")
         if self.model.training:
             raise WrongArgument(
                 "a loss is the same at each call: a model in training mode draws its dropout anew. Call model.eval()."

@@ -161,7 +161,7 @@ STUDY = Study(
     grid={"steps": (LANGEVIN, SGD, NEWTON, UNEVEN), "rate": RATES, "batch": BATCHES},
     scales={
         "smoke": Scale(1, {"examples": 64, "training": 300, "chains": 3, "length": 30}, {"rate": (RATE,)}),
-        "small": Scale(5, {"examples": 256, "training": 600, "chains": 24, "length": 3000}),
+        "small": Scale(5, {"examples": 512, "training": 600, "chains": 24, "length": 3000}),
     },
     measures={
         "error": Measure("Mean squared error on new inputs, of the variance of right answers"),
