@@ -54,6 +54,7 @@ def test_the_order_is_one_for_the_teacher_and_zero_for_units_that_are_alike() ->
     close(specialisation(committee_overlaps(some[:, [1, 2, 0]], teacher).shared), found)
 
 
+@pytest.mark.full
 def test_without_data_weights_have_their_prior_and_with_many_each_has_half_a_temperature() -> None:
     prior = committee_state(0.0)
     close(prior.overlaps.own, torch.eye(2, dtype=torch.float64), 1e-8)
@@ -70,6 +71,7 @@ def test_units_become_unlike_beyond_a_threshold_and_then_that_is_better() -> Non
     assert committee_state(20.0, "none").order < 1e-6
 
 
+@pytest.mark.full
 def test_the_error_is_the_slope_of_the_free_energy_in_the_amount_of_data() -> None:
     less, more = (committee_state(30 + sign * 1e-3).free_energy for sign in (-1, 1))
     assert (more - less) / 2e-3 == pytest.approx(committee_state(30.0).error, rel=1e-5)
