@@ -18,8 +18,8 @@ K / 2 for many data.
 
 Axes: `unit` are the student's hidden units, `teacher` those of the teacher, `input` what they read.
 Source: Biehl, Schloesser and Ahr 1998, "Phase transitions in soft-committee machines" (cond-mat/9805182), where weights
-are on a sphere, f is the error function, and units number 2 and many; Hou, Wong and Huang 2019, "Minimal model of
-permutation symmetry in unsupervised learning" (1904.13052), for the view of data as what breaks the symmetry.
+are on a sphere; their cond-mat/9901179 of 1999, for weight decay in place of the sphere; Hou, Wong and Huang 2019,
+"Minimal model of permutation symmetry in unsupervised learning" (1904.13052), for data as what breaks the symmetry.
 """
 
 import itertools

@@ -18,9 +18,9 @@ of single examples, and each direction has a temperature of its own:
     k <x^2> = eta c / (2 B (1 - eta k / 2))              of batches, with c the variance of gradients along it
 
 So SGD comes to a Gibbs distribution where C is proportional to 1, and only there. Where C is proportional to H, as it
-is in a model that fits, k <x^2> is proportional to k: positions spread alike, and temperatures do not. With steps of
-Newton's, P = 1 / H, it is the other way round: theirs is a Gibbs distribution where C is proportional to H, and only
-there. (All of it in the limit of short steps; the equations above have what finite ones add.)
+is in a model that fits, k <x^2> is proportional to k: positions spread alike, and temperatures are unlike. With steps
+of Newton's, P = 1 / H, it is the other way round: theirs is a Gibbs distribution where C is proportional to H, and
+only there. (All of it in the limit of short steps; the equations above have what finite ones add.)
 
 Whatever L, a state that steps with P = 1 leave as it is obeys, along any direction and for any m,
 
