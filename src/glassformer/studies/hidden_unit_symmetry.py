@@ -132,7 +132,8 @@ STUDY = Study(
         Claim("straight", "Without a non-linearity they never do", at("order", MANY, STRAIGHT), below(0.3), (LEARNED,)),
     ),
     differs=(
-        "Weights have a decay that grows with the temperature in place of a sphere, and f is gelu, for which theory is computed by quadrature.",
+        "Weights have a decay that grows with the temperature in place of a sphere, and f is gelu, for which theory is "
+        "computed by quadrature.",
         "32 inputs and a temperature of 2: theory is of many inputs, and of temperatures at which only the mean of the "
         "examples is seen. By chance an order is of the size of .2 with so few inputs.",
         "Ranges and lengths were set on one seed.",
