@@ -14,13 +14,14 @@ from pathlib import Path
 import theory_of_blocks
 import theory_of_maps
 import theory_of_states
+import theory_of_training
 from PIL import Image
 
 from glassformer.figures import draw
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
 SEEN = FOLDER / "seen.json"
-VIEWS = theory_of_states.VIEWS | theory_of_blocks.VIEWS | theory_of_maps.VIEWS
+VIEWS = theory_of_states.VIEWS | theory_of_blocks.VIEWS | theory_of_maps.VIEWS | theory_of_training.VIEWS
 
 
 def main(pages: list[str]) -> None:

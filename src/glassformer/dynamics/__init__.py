@@ -21,6 +21,14 @@ if TYPE_CHECKING:
         random_circuit,
         wrong_gates,
     )
+    from glassformer.dynamics.committee import (
+        CommitteeState,
+        Overlaps,
+        committee_error,
+        committee_overlaps,
+        committee_state,
+        specialisation,
+    )
     from glassformer.dynamics.consensus import (
         EllipsoidAttention,
         EllipsoidHead,
@@ -43,6 +51,16 @@ if TYPE_CHECKING:
     from glassformer.dynamics.implicit import fixed_point
     from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
     from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens, sampling_errors, tokens_of
+    from glassformer.dynamics.langevin import (
+        ChainMeans,
+        Chains,
+        LineDensity,
+        balance_temperatures,
+        chain_means,
+        gibbs_on_line,
+        position_temperatures,
+        run_chains,
+    )
     from glassformer.dynamics.lipschitz import (
         LipschitzBounds,
         StretchedTokens,
@@ -61,6 +79,7 @@ if TYPE_CHECKING:
         merging_time,
         on_sphere,
     )
+    from glassformer.dynamics.quadratic_loss import QuadraticLoss, local_minimum
     from glassformer.dynamics.spins import (
         VectorSpins,
         binary_magnetisations,
@@ -72,9 +91,18 @@ if TYPE_CHECKING:
     from glassformer.dynamics.splitting import SCHEMES, ParticleTerms, particle_terms, split, splitting_gaps
     from glassformer.dynamics.steps import STEPS, fitted_orders, integrate
     from glassformer.dynamics.tokens import token_cosines
+    from glassformer.dynamics.weight_space import WeightSpace, batch_gradients, gradient_noise, loss_gradients
 
 _HOMES = {
     "astrocytes": ["NeuronAstrocyteNetwork", "Tripartite"],
+    "committee": [
+        "CommitteeState",
+        "Overlaps",
+        "committee_error",
+        "committee_overlaps",
+        "committee_state",
+        "specialisation",
+    ],
     "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
     "equivariance": ["EquivarianceTable", "equivariance_defect", "equivariance_table"],
     "equivariance_laws": ["EQUIVARIANCE_LAWS", "EquivarianceLaw"],
@@ -89,6 +117,16 @@ _HOMES = {
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
     "integral_operator": ["HeadOperator", "TokenMeasure", "Tokens", "sampling_errors", "tokens_of"],
+    "langevin": [
+        "ChainMeans",
+        "Chains",
+        "LineDensity",
+        "balance_temperatures",
+        "chain_means",
+        "gibbs_on_line",
+        "position_temperatures",
+        "run_chains",
+    ],
     "lipschitz": [
         "LipschitzBounds",
         "StretchedTokens",
@@ -99,6 +137,7 @@ _HOMES = {
         "stretched_tokens",
     ],
     "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
+    "quadratic_loss": ["QuadraticLoss", "local_minimum"],
     "spins": [
         "VectorSpins",
         "binary_magnetisations",
@@ -122,6 +161,7 @@ _HOMES = {
     "continuous": ["BlockField", "OdeSolution", "kept_numbers", "residual_gaps", "solve"],
     "splitting": ["SCHEMES", "ParticleTerms", "particle_terms", "split", "splitting_gaps"],
     "steps": ["STEPS", "fitted_orders", "integrate"],
+    "weight_space": ["WeightSpace", "batch_gradients", "gradient_noise", "loss_gradients"],
 }
 
 __all__ = [
@@ -131,7 +171,10 @@ __all__ = [
     "STEPS",
     "BinaryMemory",
     "BlockField",
+    "ChainMeans",
+    "Chains",
     "Circuit",
+    "CommitteeState",
     "ContinuousMemory",
     "EllipsoidAttention",
     "EllipsoidHead",
@@ -139,26 +182,36 @@ __all__ = [
     "EquivarianceTable",
     "Gate",
     "HeadOperator",
+    "LineDensity",
     "LipschitzBounds",
     "NeuronAstrocyteNetwork",
     "OdeSolution",
+    "Overlaps",
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
     "Prompts",
+    "QuadraticLoss",
     "StretchedTokens",
     "TheoremCheck",
     "TokenMeasure",
     "Tokens",
     "Tripartite",
     "VectorSpins",
+    "WeightSpace",
+    "balance_temperatures",
     "ball_bound",
+    "batch_gradients",
     "binary_magnetisations",
     "capacity",
+    "chain_means",
     "check_theorem",
     "circuit_decoder",
     "circuit_widths",
     "clusters",
+    "committee_error",
+    "committee_overlaps",
+    "committee_state",
     "draw_prompts",
     "equal_angles",
     "equivariance_defect",
@@ -169,6 +222,8 @@ __all__ = [
     "fixed_point",
     "gate_values",
     "gates_by_chain",
+    "gibbs_on_line",
+    "gradient_noise",
     "hypotheses",
     "in_one_half",
     "integrate",
@@ -177,17 +232,22 @@ __all__ = [
     "leaders",
     "lipschitz_bounds",
     "local_bound",
+    "local_minimum",
+    "loss_gradients",
     "mean_field",
     "mean_field_step",
     "merged",
     "merging_time",
     "on_sphere",
     "particle_terms",
+    "position_temperatures",
     "prompting",
     "random_circuit",
     "residual_gaps",
+    "run_chains",
     "sampling_errors",
     "solve",
+    "specialisation",
     "spin_norm",
     "spins_of",
     "split",
