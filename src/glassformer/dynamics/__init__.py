@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
     from glassformer.dynamics.equivariance import EquivarianceTable, equivariance_defect, equivariance_table
     from glassformer.dynamics.equivariance_laws import EQUIVARIANCE_LAWS, EquivarianceLaw
+    from glassformer.dynamics.hippocampus import (
+        CodePositions,
+        PathIntegration,
+        TemDecoder,
+        TemDecoderConfig,
+        hebbian_recall,
+        lattice_decoder,
+        tem_config,
+    )
     from glassformer.dynamics.hopfield import (
         BinaryMemory,
         ContinuousMemory,
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
         merging_time,
         on_sphere,
     )
+    from glassformer.dynamics.place_cells import RateMaps, rate_maps, shuffled_information
     from glassformer.dynamics.spins import (
         VectorSpins,
         binary_magnetisations,
@@ -78,6 +88,15 @@ _HOMES = {
     "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
     "equivariance": ["EquivarianceTable", "equivariance_defect", "equivariance_table"],
     "equivariance_laws": ["EQUIVARIANCE_LAWS", "EquivarianceLaw"],
+    "hippocampus": [
+        "CodePositions",
+        "PathIntegration",
+        "TemDecoder",
+        "TemDecoderConfig",
+        "hebbian_recall",
+        "lattice_decoder",
+        "tem_config",
+    ],
     "hopfield": [
         "BinaryMemory",
         "ContinuousMemory",
@@ -99,6 +118,7 @@ _HOMES = {
         "stretched_tokens",
     ],
     "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
+    "place_cells": ["RateMaps", "rate_maps", "shuffled_information"],
     "spins": [
         "VectorSpins",
         "binary_magnetisations",
@@ -132,6 +152,7 @@ __all__ = [
     "BinaryMemory",
     "BlockField",
     "Circuit",
+    "CodePositions",
     "ContinuousMemory",
     "EllipsoidAttention",
     "EllipsoidHead",
@@ -145,8 +166,12 @@ __all__ = [
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
+    "PathIntegration",
     "Prompts",
+    "RateMaps",
     "StretchedTokens",
+    "TemDecoder",
+    "TemDecoderConfig",
     "TheoremCheck",
     "TokenMeasure",
     "Tokens",
@@ -169,11 +194,13 @@ __all__ = [
     "fixed_point",
     "gate_values",
     "gates_by_chain",
+    "hebbian_recall",
     "hypotheses",
     "in_one_half",
     "integrate",
     "jacobian_norm",
     "kept_numbers",
+    "lattice_decoder",
     "leaders",
     "lipschitz_bounds",
     "local_bound",
@@ -185,8 +212,10 @@ __all__ = [
     "particle_terms",
     "prompting",
     "random_circuit",
+    "rate_maps",
     "residual_gaps",
     "sampling_errors",
+    "shuffled_information",
     "solve",
     "spin_norm",
     "spins_of",
@@ -194,6 +223,7 @@ __all__ = [
     "splitting_gaps",
     "spontaneous_order",
     "stretched_tokens",
+    "tem_config",
     "token_cosines",
     "tokens_of",
     "wrong_bits",

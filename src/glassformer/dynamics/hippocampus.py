@@ -6,10 +6,12 @@
 
 Queries and keys are codes of positions, values are of what was observed there, so that a model recalls what it saw the
 last time it stood where it stands now. Codes of a walk that returns agree if the W_a are a representation of the group
-of moves, as rotations are on rings and tori. Only memories of observations are recalled: the keys of actions are zero.
+of moves, as rotations are on rings and tori. Only observations are recalled: the keys of actions are zero.
 
-The Tolman-Eichenbaum machine (TEM) stores p = vec(x e') by Hebb's rule, M = sum p p'. What it recalls with e known and x
-unknown is sum_s (e . e_s) |e_s|^2 |x_s|^2 x_s up to conjunctions of others: linear attention.
+The Tolman-Eichenbaum machine (TEM) stores conjunctions p = vec(x e') of one-hot x by Hebb's rule and recalls with x
+unknown, vec(1 e') in its place. That is linear attention between codes, whose values are the conjunctions:
+
+    M_t = sum over s <= t of p_s p_s',   M_t vec(1 e_t') = sum over s <= t of (e_t . e_s) p_s
 
 Source: Whittington, Warren and Behrens 2022, "Relating transformers to models and neural representations of the
 hippocampal formation" (2112.04035), sections 2 to 4. Differs: W_a is orthogonal and no activation follows; queries and
@@ -40,7 +42,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.data import GraphWorlds
 from glassformer.data.tasks.graph_worlds import ACTIONS
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, NoNorm
 
 _CODES = "codes of places"
@@ -240,6 +242,36 @@ def lattice_decoder(worlds: GraphWorlds, sharpness: Positive = 40.0) -> TemDecod
         projected.projection.qkv.value.weight.copy_(torch.eye(width))
         projected.merge.output.weight.copy_(torch.eye(width))
     return model
+
+
+@checked
+def hebbian_recall(
+    codes: Float[Tensor, "batch pos d_code"], observations: Float[Tensor, "batch pos symbol"]
+) -> Float[Tensor, "batch pos symbol d_code"]:
+    """What TEM's memory gives back at each step when asked by a code alone: a sum of conjunctions stored so far.
+
+    The memory is a matrix of conjunctions by conjunctions, made here as it is written; linear attention makes none.
+
+    Args:
+        codes: Of the position at each step.
+        observations: What is seen there, one-hot.
+
+    Raises:
+        ShapeMismatch: Codes and observations are not of the same steps.
+    """
+    if codes.shape[:2] != observations.shape[:2]:
+        raise ShapeMismatch(
+            f"hebbian_recall: codes of {tuple(codes.shape[:2])} rows and steps, and observations of "
+            f"{tuple(observations.shape[:2])}: both are of the same."
+        )
+    stored = torch.einsum("bpx,bpe->bpxe", observations, codes)
+    asked = torch.einsum("bpx,bpe->bpxe", torch.ones_like(observations), codes)
+    memory = stored.new_zeros(len(codes), stored[0, 0].numel(), stored[0, 0].numel())
+    recalled = list[Tensor]()
+    for p, probe in zip(stored.flatten(2).unbind(1), asked.flatten(2).unbind(1)):
+        memory = memory + p[:, :, None] * p[:, None, :]
+        recalled.append((memory @ probe[..., None])[..., 0])
+    return torch.stack(recalled, 1).unflatten(-1, stored.shape[2:])
 
 
 def _waves(worlds: GraphWorlds) -> list[tuple[tuple[int, int], float]]:
