@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from glassformer.dynamics.equivariance import EquivarianceTable, equivariance_defect, equivariance_table
     from glassformer.dynamics.equivariance_laws import EQUIVARIANCE_LAWS, EquivarianceLaw
     from glassformer.dynamics.hippocampus import (
-        CodePositions,
         PathIntegration,
         TemDecoder,
         TemDecoderConfig,
@@ -89,7 +88,6 @@ _HOMES = {
     "equivariance": ["EquivarianceTable", "equivariance_defect", "equivariance_table"],
     "equivariance_laws": ["EQUIVARIANCE_LAWS", "EquivarianceLaw"],
     "hippocampus": [
-        "CodePositions",
         "PathIntegration",
         "TemDecoder",
         "TemDecoderConfig",
@@ -152,7 +150,6 @@ __all__ = [
     "BinaryMemory",
     "BlockField",
     "Circuit",
-    "CodePositions",
     "ContinuousMemory",
     "EllipsoidAttention",
     "EllipsoidHead",

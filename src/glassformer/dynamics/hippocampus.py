@@ -102,7 +102,7 @@ class _Codes(NamedTuple):
     key: Float[Tensor, "batch pos d_model"]
 
 
-class CodePositions(Positions):
+class _CodePositions(Positions):
     """Queries and keys read codes of positions in place of the stream, which then says nothing about scores."""
 
     has_scores = True
@@ -166,7 +166,7 @@ class TemDecoder(Decoder):
         self.path = PathIntegration(config.vocab_size, config.moves, config.d_model)
         for part in self.stack.parts():
             if isinstance(part, AttentionLayer):
-                part.positions = CodePositions()
+                part.positions = _CodePositions()
 
     def begin(self, batch: int) -> Any:
         raise AnalysisUnavailable(
@@ -246,7 +246,7 @@ def lattice_decoder(worlds: GraphWorlds, sharpness: Positive = 40.0) -> TemDecod
 
 @checked
 def hebbian_recall(
-    codes: Float[Tensor, "batch pos d_code"], observations: Float[Tensor, "batch pos symbol"]
+    codes: Float[Tensor, "batch pos d_code"], observations: Float[Tensor, "b step symbol"]
 ) -> Float[Tensor, "batch pos symbol d_code"]:
     """What TEM's memory gives back at each step when asked by a code alone: a sum of conjunctions stored so far.
 

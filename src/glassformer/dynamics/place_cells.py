@@ -78,7 +78,7 @@ class RateMaps:
 
 
 @checked
-def rate_maps(activity: Float[Tensor, "time unit"], places: Int[Tensor, " time"], n_places: Count) -> RateMaps:
+def rate_maps(activity: Float[Tensor, "time unit"], places: Int[Tensor, " when"], n_places: Count) -> RateMaps:
     """Rate maps of units.
 
     Args:
@@ -101,7 +101,7 @@ def rate_maps(activity: Float[Tensor, "time unit"], places: Int[Tensor, " time"]
 @checked
 def shuffled_information(
     activity: Float[Tensor, "time unit"],
-    places: Int[Tensor, " time"],
+    places: Int[Tensor, " when"],
     n_places: Count,
     *,
     n_shuffles: Count = 100,
