@@ -59,18 +59,22 @@ class PathIntegration(nn.Module):
 
     def __init__(self, vocab_size: int, moves: tuple[int, ...], width: int) -> None:
         super().__init__()
+        self.vocab_size, self.moves = vocab_size, moves
         # as long as a standard normal vector: scores of equal codes, over the root of their width, begin at that root
         self.start = nn.Parameter(torch.randn(width))
         # angles of some tenths of a turn at most
         self.generators = nn.Parameter(torch.randn(len(moves), width, width) / (2 * width**0.5))
-        move_of = torch.full((vocab_size,), -1)
-        move_of[list(moves)] = torch.arange(len(moves))
-        self.register_buffer("move_of", move_of, persistent=False)
 
     @property
     def matrices(self) -> Float[Tensor, "move d_model d_model"]:
         """The W_a: orthogonal, with determinant 1."""
         return torch.matrix_exp(self.generators - self.generators.mT)
+
+    def moves_of(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+        """Which move each token is, counted from 0; -1 for none."""
+        known = torch.full((self.vocab_size,), -1, device=tokens.device)
+        known[list(self.moves)] = torch.arange(len(self.moves), device=tokens.device)
+        return known[tokens]
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], begins: Bool[Tensor, "b pos"] | None = None
@@ -81,15 +85,15 @@ class PathIntegration(nn.Module):
             tokens: What is read.
             begins: Where a walk begins anew; None where only the first position does.
         """
-        move = self.move_of[tokens]
-        moves = (move >= 0).any(0).tolist()
+        move = self.moves_of(tokens)
+        moved = (move >= 0).any(0).tolist()
         matrices, rows = self.matrices.transpose(0, 1).flatten(1), torch.arange(len(tokens), device=tokens.device)
         code, codes = self.start.expand(len(tokens), -1), list[Tensor]()
-        for t, some in enumerate(moves):
+        for t, some in enumerate(moved):
             if begins is not None:
                 code = torch.where(begins[:, t, None], self.start, code)
             if some:
-                turned = (code @ matrices).unflatten(-1, (len(self.generators), -1))
+                turned = (code @ matrices).unflatten(-1, (len(self.moves), -1))
                 code = torch.where(move[:, t, None] >= 0, turned[rows, move[:, t]], code)
             codes.append(code)
         return torch.stack(codes, 1)
@@ -181,8 +185,8 @@ class TemDecoder(Decoder):
     def _enter(self, tokens, lengths, documents, state, tape, form, seed, start=None):
         x, context, state = super()._enter(tokens, lengths, documents, state, tape, form, seed, start)
         codes = self.path(tokens, context.begins)
-        # what is remembered are observations: a move's key is the same distance from all codes
-        seen = (self.path.move_of[tokens] < 0)[..., None]
+        # a move is nothing to remember
+        seen = (self.path.moves_of(tokens) < 0)[..., None]
         context.memo[_CODES] = _Codes(codes, codes * seen)
         return x, context, state
 

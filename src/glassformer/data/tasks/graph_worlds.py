@@ -153,11 +153,16 @@ class GraphWorlds(TaskConfig, kind="graph_worlds"):
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
         walks = self.walks(split, random)
-        sequence = torch.empty(self.batch_size, self.length + 1, dtype=torch.long)
-        sequence[:, ::2], sequence[:, 1::2] = walks.observations, self.n_symbols + walks.actions
         weight = torch.zeros(self.batch_size, self.length, dtype=torch.bool)
         weight[:, 1::2] = walks.revisited[:, 1:]
-        return Rows(sequence, weight)
+        return Rows(self.sequence(walks.observations, walks.actions), weight)
+
+    def sequence(
+        self, observations: Int[Tensor, "batch visit"], actions: Int[Tensor, "batch step"]
+    ) -> Int[Tensor, "batch width"]:
+        """What is seen and done by turns, as ids among `symbols`; a symbol more than there are actions."""
+        pairs = torch.stack((observations[:, :-1], self.n_symbols + actions), -1)
+        return torch.cat((pairs.flatten(1), observations[:, -1:]), 1)
 
     def best_accuracy(self, walks: Walks) -> float:
         """Share of all symbols but the first that can be foretold: those seen before, and others by chance."""
