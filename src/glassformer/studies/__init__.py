@@ -17,6 +17,7 @@ STUDIES = (
     "eviction",
     "facts_in_mlps",
     "gpt3_accounting",
+    "graph_worlds",
     "hopfield_capacity",
     "induction_by_mechanism",
     "induction_heads",
