@@ -163,8 +163,6 @@ class TemDecoderConfig(DecoderConfig, kind="tem_t"):
 class TemDecoder(Decoder):
     """A decoder with path integration. It reads walks from their beginning, and carries no state."""
 
-    config: TemDecoderConfig
-
     def __init__(self, config: TemDecoderConfig) -> None:
         super().__init__(config)
         self.path = PathIntegration(config.vocab_size, config.moves, config.d_model)

@@ -19,7 +19,7 @@ from glassformer.data import GraphWorlds, Walks
 from glassformer.data.batch import generator
 from glassformer.dynamics import TemDecoder, rate_maps, shuffled_information, tem_config
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, ModelConfig, block, repeat
+from glassformer.models import DecoderConfig, Learned, Mlp, Model, ModelConfig, block, repeat
 from glassformer.study import (
     MAJORITY,
     Case,
@@ -57,12 +57,12 @@ def run(case: Case) -> Measures:
     new = torch.cat([found.new_edge[:, 1:] for found in walks]) & known
     right = torch.cat([foretold(model, data, found) for found in walks])
     guesses = [torch.cat([guess(data, found) for found in walks]) for guess in (last_seen, turned_back, most_seen)]
-    measures = {
+    return {
         "accuracy": share(right, known),
         "accuracy_new_edges": share(right, new),
         "baseline": max(share(guess, known) for guess in guesses),
+        **(cell_measures(case, model, data) if isinstance(model, TemDecoder) else _no_cells()),
     }
-    return measures | (cell_measures(case, model, data) if isinstance(model, TemDecoder) else _no_cells())
 
 
 def cell_measures(case: Case, model: TemDecoder, data: GraphWorlds) -> dict[str, float]:
@@ -93,7 +93,7 @@ def _no_cells() -> Measures:
     return dict.fromkeys(CELLS, undefined)
 
 
-def foretold(model: Decoder, data: GraphWorlds, walks: Walks) -> Bool[Tensor, "batch step"]:
+def foretold(model: Model, data: GraphWorlds, walks: Walks) -> Bool[Tensor, "batch step"]:
     """Return whether the likeliest symbol behind each action is what is seen then."""
     sequence = data.sequence(walks.observations, walks.actions)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def share(right: Bool[Tensor, "batch step"], among: Bool[Tensor, "batch step"]) 
     return float(right[among].double().mean())
 
 
-def memory_cells(model: Decoder, data: GraphWorlds, pool: Walks) -> Cells:
+def memory_cells(model: Model, data: GraphWorlds, pool: Walks) -> Cells:
     """Return the activity of what the first walk of a pool remembers of its first half, as others go on from there."""
     half = pool.actions.shape[1] // 2
     joined = pool.places[:, 0] == pool.places[0, half]
