@@ -14,12 +14,12 @@ unknown, vec(1 e') in its place. That is linear attention between codes, whose v
     M_t = sum over s <= t of p_s p_s',   M_t vec(1 e_t') = sum over s <= t of (e_t . e_s) p_s
 
 Source: Whittington, Warren and Behrens 2022, "Relating transformers to models and neural representations of the
-hippocampal formation" (2112.04035), sections 2 to 4. Differs: W_a is orthogonal and no activation follows; queries and
+hippocampal formation" (2112.04035). Differs: W_a is orthogonal and no activation follows; queries and
 keys are the codes themselves, without a matrix; actions are tokens between observations.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -48,8 +48,17 @@ from glassformer.models import BlockConfig, Decoder, DecoderConfig, NoNorm
 _CODES = "codes of places"
 
 
-class PathIntegration(nn.Module):
+class _Codes(NamedTuple):
+    """What queries and keys of a pass are made of."""
+
+    query: Float[Tensor, "batch pos d_model"]
+    key: Float[Tensor, "batch pos d_model"]
+
+
+class PathIntegration(Positions):
     """Codes of positions that tokens carry along: each of some tokens, a move, turns the code by a matrix of its own.
+
+    Queries and keys read codes in place of the stream, which then says nothing about scores.
 
     Args:
         vocab_size: Number of token ids.
@@ -57,12 +66,14 @@ class PathIntegration(nn.Module):
         width: Of a code.
     """
 
+    has_scores = True
+
     def __init__(self, vocab_size: int, moves: tuple[int, ...], width: int) -> None:
-        super().__init__()
+        super().__init__(NoPositions())
         self.vocab_size, self.moves = vocab_size, moves
         # as long as a standard normal vector: scores of equal codes, over the root of their width, begin at that root
         self.start = nn.Parameter(torch.randn(width))
-        # angles of some tenths of a turn at most
+        # angles of a quarter of a turn at most, or little more, whatever the width
         self.generators = nn.Parameter(torch.randn(len(moves), width, width) / (2 * width**0.5))
 
     @property
@@ -98,21 +109,12 @@ class PathIntegration(nn.Module):
             codes.append(code)
         return torch.stack(codes, 1)
 
-
-class _Codes(NamedTuple):
-    """What queries and keys of a pass are made of."""
-
-    query: Float[Tensor, "batch pos d_model"]
-    key: Float[Tensor, "batch pos d_model"]
-
-
-class _CodePositions(Positions):
-    """Queries and keys read codes of positions in place of the stream, which then says nothing about scores."""
-
-    has_scores = True
-
-    def __init__(self) -> None:
-        super().__init__(NoPositions())
+    def carry(self, tokens: Int[Tensor, "batch pos"], context: Context) -> None:
+        """Put the codes of a pass where all its layers find them: what is made of the tokens, once."""
+        codes = self(tokens, context.begins)
+        # a move is nothing to remember
+        seen = (self.moves_of(tokens) < 0)[..., None]
+        context.memo[_CODES] = _Codes(codes, codes * seen)
 
     def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         if _CODES not in context.memo:
@@ -122,7 +124,9 @@ class _CodePositions(Positions):
             )
         return context.memo[_CODES]
 
-    def scores(self, score: Any, q: Tensor, k: Tensor, context: Context) -> Tensor:
+    def scores(
+        self, score: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, context: Context
+    ) -> Float[Tensor, "batch *stream head query key"]:
         return score(q, k)
 
 
@@ -168,7 +172,9 @@ class TemDecoder(Decoder):
         self.path = PathIntegration(config.vocab_size, config.moves, config.d_model)
         for part in self.stack.parts():
             if isinstance(part, AttentionLayer):
-                part.positions = _CodePositions()
+                # a plain attribute: registered at every layer, the matrices would be stored as often
+                del part.positions
+                part.__dict__["positions"] = self.path
 
     def begin(self, batch: int) -> Any:
         raise AnalysisUnavailable(
@@ -182,10 +188,7 @@ class TemDecoder(Decoder):
 
     def _enter(self, tokens, lengths, documents, state, tape, form, seed, start=None):
         x, context, state = super()._enter(tokens, lengths, documents, state, tape, form, seed, start)
-        codes = self.path(tokens, context.begins)
-        # a move is nothing to remember
-        seen = (self.path.moves_of(tokens) < 0)[..., None]
-        context.memo[_CODES] = _Codes(codes, codes * seen)
+        self.path.carry(tokens, context)
         return x, context, state
 
 

@@ -178,7 +178,7 @@ CELLS = {
 
 STUDY = Study(
     "graph-worlds",
-    paper="Whittington, Warren and Behrens 2022, arXiv 2112.04035, sections 3 to 5: TEM-t predicts in new worlds of "
+    paper="Whittington, Warren and Behrens 2022, arXiv 2112.04035: TEM-t predicts in new worlds of "
     "one structure, its memory neurons are place cells, its position codes periodic",
     question="Do position codes that moves carry along let a transformer recall in worlds that it never saw?",
     run=run,

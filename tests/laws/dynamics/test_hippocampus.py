@@ -13,6 +13,7 @@ from glassformer.data.batch import generator
 from glassformer.dynamics import PathIntegration, TemDecoderConfig, hebbian_recall, lattice_decoder, tem_config
 from glassformer.errors import AnalysisUnavailable, ConfigError, ShapeMismatch
 from glassformer.models import BlockConfig, Learned, ModelConfig
+from glassformer.models.accounting import count_parameters
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 
@@ -116,10 +117,23 @@ def test_recall_by_hebbs_rule_is_linear_attention_whose_values_are_conjunctions(
         close(ours, theirs)
 
 
-def test_a_config_survives_json() -> None:
+def test_a_config_survives_json_and_says_how_many_parameters_there_are() -> None:
     config = tem_config(worlds("hexagonal"), 12, 3)
     assert ModelConfig.from_json(config.to_json()) == config
-    assert config.build(3).path.start.equal(config.build(3).path.start)
+    model = config.build(3)
+    assert model.path.start.equal(config.build(3).path.start)
+    assert count_parameters(config)["positions"] == 12 + 6 * 12**2
+    assert len(model.state_dict()) == len(list(model.parameters()))
+
+
+def test_layers_of_one_model_share_its_codes() -> None:
+    config = tem_config(worlds(), 16)
+    model = config.replace(layers=config.layers * 2).build(5).double()
+    tokens = worlds().build().batch(1).tokens
+    run = gf.run(model, tokens, read=["blocks.*.attn.pattern"])
+    close(run["pattern", 1].values, run["pattern", 0].values)
+    for name, parameter in model.path.named_parameters():
+        assert torch.autograd.grad(model(tokens).square().sum(), parameter)[0].abs().sum() > 0, name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ whatever the seed: none that is held out was ever walked in training.
     hexagonal    the torus with six neighbours to each place
 
 Source: Whittington, Warren and Behrens 2022, "Relating transformers to models and neural representations of the
-hippocampal formation" (2112.04035), section 4; Whittington et al. 2020, "The Tolman-Eichenbaum Machine", for the task.
+hippocampal formation" (2112.04035); Whittington et al. 2020, "The Tolman-Eichenbaum Machine", for the task.
 """
 
 import dataclasses
@@ -87,10 +87,12 @@ class GraphWorlds(TaskConfig, kind="graph_worlds"):
             f"graph_worlds: length={self.length} ends a row between an action and what is seen then; "
             f"length={self.length + 1} does not.",
         )
+        # two symbols on ten places are enough, and all of more have thousands of digits
+        n_worlds = self.n_symbols ** min(self.n_places, 10)
         require(
-            self.n_symbols**self.n_places >= _FEWEST,
-            f"graph_worlds: n_symbols={self.n_symbols} on {self.n_places} places make {self.n_symbols**self.n_places} "
-            f"worlds, too few to hold some out; {_FEWEST} would do.",
+            n_worlds >= _FEWEST,
+            f"graph_worlds: n_symbols={self.n_symbols} on {self.n_places} places make {n_worlds} worlds, too few to "
+            f"hold some out; {_FEWEST} would do.",
         )
 
     @property
