@@ -56,11 +56,15 @@ def run(case: Case) -> Measures:
     known = torch.cat([found.revisited[:, 1:] for found in walks])
     new = torch.cat([found.new_edge[:, 1:] for found in walks]) & known
     right = torch.cat([foretold(model, data, found) for found in walks])
+    misled = torch.cat([foretold(model, data, with_moves_shuffled(found, case.seed)) for found in walks])
+    best = sum(data.best_accuracy(found) for found in walks) / BATCHES
     guesses = [torch.cat([guess(data, found) for found in walks]) for guess in (last_seen, turned_back, most_seen)]
     return {
         "accuracy": share(right, known),
         "accuracy_new_edges": share(right, new),
+        "accuracy_shuffled_moves": share(misled, known),
         "baseline": max(share(guess, known) for guess in guesses),
+        "lost": best - float(right.double().mean()),
         **(cell_measures(case, model, data) if isinstance(model, TemDecoder) else _no_cells()),
     }
 
@@ -99,6 +103,12 @@ def foretold(model: Model, data: GraphWorlds, walks: Walks) -> Bool[Tensor, "bat
     with torch.no_grad():
         said = model(sequence[:, :-1]).argmax(-1)
     return (said == sequence[:, 1:])[:, 1::2]
+
+
+def with_moves_shuffled(walks: Walks, seed: int) -> Walks:
+    """Return walks that see what they saw, and are told their moves in another order."""
+    order = torch.rand(walks.actions.shape, generator=generator(seed, "moves")).argsort(1)
+    return walks._replace(actions=walks.actions.gather(1, order))
 
 
 def last_seen(data: GraphWorlds, walks: Walks) -> Bool[Tensor, "batch step"]:
@@ -190,7 +200,9 @@ STUDY = Study(
     measures={
         "accuracy": Measure("Share of symbols foretold at places that were visited before", learned=True),
         "accuracy_new_edges": Measure("The same where the walk came along an edge never gone before", learned=True),
+        "accuracy_shuffled_moves": Measure("The same if moves are told in another order"),
         "baseline": Measure("The same of the best of three guesses: last seen, seen before that, most often seen"),
+        "lost": Measure("Share of all symbols that the best there is foretells, first visits by chance, and it does not"),
         **CELLS,
     },
     claims=(
@@ -200,6 +212,8 @@ STUDY = Study(
             accuracy(RECURRENT) - value("baseline", positions=RECURRENT), above(0.3)), MAJORITY, (TASK,)),
         Claim("new-edges", "Known places are known along edges never gone before",
               counted(value("accuracy_new_edges", positions=RECURRENT), above(0.9)), MAJORITY, (TASK,)),
+        Claim("by-moves", "Told its moves in another order, it foretells little",
+              value("accuracy_shuffled_moves", positions=RECURRENT), below(0.35), (TASK,)),
         Claim("none-does-not", "Two blocks without positions do not learn it as fast",
               counted(accuracy(NONE), below(0.7)), MAJORITY, (TASK,)),
         Claim("learned-positions-do-not", "Nor do they with learned positions",

@@ -26,6 +26,7 @@ def test_a_model_that_is_right_by_construction_foretells_all_and_its_memory_unit
     monkeypatch.setattr(graph_worlds, "BATCHES", 1)
     found = graph_worlds.run(case(RECURRENT))
     assert found["accuracy"] == found["accuracy_new_edges"] == found["place_cells"] == 1
+    assert found["lost"] == pytest.approx(0, abs=0.02) and found["accuracy_shuffled_moves"] < 0.35
     assert found["same_place"] == pytest.approx(1) and found["other_place"] == pytest.approx(0, abs=1e-9)
     assert found["place_information"] > 3 > 1.5 > found["shuffled_information"]
     # its code units are the waves of the lattice
@@ -55,6 +56,13 @@ def test_guesses_are_what_was_seen_last_before_that_and_most_often() -> None:
     assert graph_worlds.turned_back(WORLDS, walks).tolist() == [[False, False, True, False, True]]
     # one of each is a draw, which the lower symbol wins
     assert graph_worlds.most_seen(WORLDS, walks).tolist() == [[False, False, True, False, True]]
+
+
+def test_shuffled_moves_are_those_of_the_walk_and_what_is_seen_stays() -> None:
+    walks = WORLDS.replace(batch_size=4).walks("heldout", generator("walks"))
+    told = graph_worlds.with_moves_shuffled(walks, 0)
+    assert torch.equal(told.observations, walks.observations) and not torch.equal(told.actions, walks.actions)
+    assert torch.equal(told.actions.sort(1).values, walks.actions.sort(1).values)
 
 
 def test_a_memory_unit_of_the_construction_is_active_where_it_was_made() -> None:
