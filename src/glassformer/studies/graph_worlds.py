@@ -202,7 +202,7 @@ STUDY = Study(
         "accuracy_new_edges": Measure("The same where the walk came along an edge never gone before", learned=True),
         "accuracy_shuffled_moves": Measure("The same if moves are told in another order"),
         "baseline": Measure("The same of the best of three guesses: last seen, seen before that, most often seen"),
-        "lost": Measure("Share of all symbols that the best there is foretells, first visits by chance, and it does not"),
+        "lost": Measure("Share of all symbols that the best there is foretells, first visits by chance, less its own"),
         **CELLS,
     },
     claims=(
