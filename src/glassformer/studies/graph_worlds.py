@@ -222,7 +222,7 @@ STUDY = Study(
               value("place_information", positions=RECURRENT) - value("shuffled_information", positions=RECURRENT),
               above(1.0), (TASK,)),
         Claim("most-units", "Most of them are place cells: they say more than any of a hundred shuffled cells",
-              value("place_cells", positions=RECURRENT), above(0.5), (TASK,)),
+              counted(value("place_cells", positions=RECURRENT), above(0.5)), MAJORITY, (TASK,)),
     ),
     differs=(
         "One layer, orthogonal matrices and no activation on codes; a torus of sixteen places, where the paper has "
