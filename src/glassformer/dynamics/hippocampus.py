@@ -134,7 +134,8 @@ class PathIntegration(Positions):
 class TemDecoderConfig(DecoderConfig, kind="tem_t"):
     """A decoder in which codes of positions, carried along by tokens that are moves, are queries and keys.
 
-    Its attention layers say nothing of positions. `tem_config` has the paper's one layer.
+    Its attention layers say nothing of positions. `tem_config` has the paper's one layer. A saved model is loaded where
+    this class was imported before: the kind is registered with it.
 
     Args:
         moves: Ids of the tokens that are moves.
