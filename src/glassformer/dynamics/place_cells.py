@@ -62,15 +62,15 @@ class RateMaps:
             ShapeMismatch: Places do not fill so many rows.
         """
         n_units, n_places = self.rates.shape
-        if n_places % rows:
+        if rows < 1 or n_places % rows:
             raise ShapeMismatch(f"{n_places} places do not fill rows={rows} evenly.")
         spectrum = torch.fft.fft2(self.rates.reshape(n_units, rows, -1))
         power = spectrum.abs().square()
         # a wave and the one that runs the other way are one wave
         opposite = power.flip(1, 2).roll((1, 1), (1, 2))
         columns = power.shape[2]
-        down, right = torch.arange(rows)[:, None], torch.arange(columns)
-        own = ((2 * down) % rows == 0) & ((2 * right) % columns == 0)
+        down, right = (torch.arange(n, device=power.device) for n in (rows, columns))
+        own = ((2 * down) % rows == 0)[:, None] & ((2 * right) % columns == 0)
         waves = torch.where(own, power, power + opposite)
         waves[:, 0, 0] = power[:, 0, 0] = 0.0
         total = power.sum((1, 2))
