@@ -1,28 +1,35 @@
-"""Pictures and numbers of pages on theory: memories, spins, particles, and where tokens end."""
+"""Pictures and numbers of pages on theory: memories, places, spins, particles, and where tokens end."""
 
 import heapq
 import inspect
 from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.nn.functional import elu
 
 import glassformer as gf
+from glassformer.data import GraphWorlds
+from glassformer.data.batch import generator
 from glassformer.dynamics import (
     BinaryMemory,
     ContinuousMemory,
     NeuronAstrocyteNetwork,
     ParticleFlow,
+    TemDecoder,
     VectorSpins,
     clusters,
     draw_prompts,
     equal_angles,
     expected_wrong_bits,
+    hebbian_recall,
+    lattice_decoder,
     mean_field,
     mean_field_step,
     merged,
     merging_time,
     on_sphere,
+    rate_maps,
     spins_of,
     spontaneous_order,
     token_cosines,
@@ -30,7 +37,8 @@ from glassformer.dynamics import (
 )
 from glassformer.figures import Panel
 from glassformer.labelled import Labelled
-from glassformer.studies import consensus_theorems
+from glassformer.studies import consensus_theorems, graph_worlds
+from glassformer.training import train
 
 View = tuple[Sequence[Panel], dict[str, str]]
 
@@ -82,6 +90,55 @@ def associative_memory() -> View:
         "least fall of a continuous energy in an update of 200 states": f"{float(slid.min()):.3g}",
         "neurons and astrocyte against linear attention, largest difference": f"{float(apart.abs().max()):.1g}",
     }  # fmt: skip
+
+
+def hippocampus() -> View:
+    """Where memory units of a trained TEM-t are active, its codes by place, and how alike those are."""
+    steps, data, apart, right = 250, graph_worlds.WORLDS, 0.0, []
+    for graph in ("ring", "torus", "square", "hexagonal"):
+        worlds = GraphWorlds(graph=graph, side=4)
+        built, batch = lattice_decoder(worlds), worlds.build().batch(0, "heldout")
+        places = worlds.walks("heldout", generator(0, "heldout", 0)).places[:, :-1]
+        codes = built.codes(batch.tokens)[:, ::2]
+        # scores of one place are 40, of two places 0
+        same = 40.0 * (places[:, :, None] == places[:, None])
+        apart = max(apart, float((codes @ codes.mT - same).abs().max()))
+        said = built(batch.tokens).argmax(-1) == batch.targets
+        right.append(f"{int(said[batch.weight].sum()):,} of {int(batch.weight.sum()):,} ({graph})")
+
+    with TemporaryDirectory() as folder:
+        model = train(graph_worlds.recipe(graph_worlds.RECURRENT, data, steps), folder)
+    assert isinstance(model, TemDecoder), "that is its recipe"
+    walks = data.walks("heldout", generator("picture"))
+    told, known = graph_worlds.foretold(model, data, walks), walks.revisited[:, 1:]
+    new = known & walks.new_edge[:, 1:]
+    pool = data.replace(batch_size=1024).walks("heldout", generator("pool"))
+    memory = rate_maps(*graph_worlds.memory_cells(model, data, pool), data.n_places)
+    cells = rate_maps(*graph_worlds.code_cells(model, data, pool), data.n_places)
+    # a place each, the first memory of it
+    first = memory.rates.argmax(1).tolist()
+    units = [first.index(place) for place in range(data.n_places) if place in first]
+    centres = torch.nn.functional.normalize(cells.rates.mT, dim=-1)
+
+    seen = torch.nn.functional.one_hot(torch.arange(24) % 5, 5).double()[None]
+    codes = normal(1, 24, 8)
+    products = (codes @ codes.mT).tril()
+    linear = torch.einsum("bts,bsx,bse->btxe", products, seen, codes)
+    hebbian = float((hebbian_recall(codes, seen) - linear).abs().max())
+    return [
+        Panel("activity of memory units", Labelled(memory.rates[units], ("unit", "place"))),
+        Panel("codes of places", Labelled(cells.rates, ("unit", "place")), signed=True),
+        Panel("cosine of two places' codes", Labelled(centres @ centres.mT, ("query", "key")), signed=True),
+    ], {
+        "codes by construction, largest error of a score on four graphs": f"{apart:.1g}",
+        "recalled by construction, of what was seen before": ", ".join(right),
+        "Hebb's rule against linear attention, largest difference": f"{hebbian:.1g}",
+        f"foretold in new worlds after {steps} updates, of what was seen before": (
+            f"{graph_worlds.share(told, known):.3f}; along edges never gone before {graph_worlds.share(told, new):.3f}"
+        ),
+        "what a memory unit's activity says about place, of four bits": f"{float(memory.information().mean()):.1f}",
+        "share of a code unit's map in its strongest wave": f"{float(cells.wave_share(data.side).mean()):.2f}",
+    }
 
 
 def spins() -> View:
@@ -205,6 +262,7 @@ def asymptotics() -> View:
 
 VIEWS: dict[str, Callable[[], View]] = {
     "associative-memory": associative_memory,
+    "hippocampus": hippocampus,
     "spins": spins,
     "particles": particles,
     "asymptotics": asymptotics,

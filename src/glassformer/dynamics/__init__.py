@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from glassformer.dynamics.continuous import BlockField, OdeSolution, kept_numbers, residual_gaps, solve
     from glassformer.dynamics.equivariance import EquivarianceTable, equivariance_defect, equivariance_table
     from glassformer.dynamics.equivariance_laws import EQUIVARIANCE_LAWS, EquivarianceLaw
+    from glassformer.dynamics.hippocampus import (
+        PathIntegration,
+        TemDecoder,
+        TemDecoderConfig,
+        hebbian_recall,
+        lattice_decoder,
+        tem_config,
+    )
     from glassformer.dynamics.hopfield import (
         BinaryMemory,
         ContinuousMemory,
@@ -79,6 +87,7 @@ if TYPE_CHECKING:
         merging_time,
         on_sphere,
     )
+    from glassformer.dynamics.place_cells import RateMaps, rate_maps, shuffled_information
     from glassformer.dynamics.quadratic_loss import QuadraticLoss, local_minimum
     from glassformer.dynamics.spins import (
         VectorSpins,
@@ -106,6 +115,14 @@ _HOMES = {
     "consensus": ["EllipsoidAttention", "EllipsoidHead", "TheoremCheck", "check_theorem", "hypotheses", "in_one_half"],
     "equivariance": ["EquivarianceTable", "equivariance_defect", "equivariance_table"],
     "equivariance_laws": ["EQUIVARIANCE_LAWS", "EquivarianceLaw"],
+    "hippocampus": [
+        "PathIntegration",
+        "TemDecoder",
+        "TemDecoderConfig",
+        "hebbian_recall",
+        "lattice_decoder",
+        "tem_config",
+    ],
     "hopfield": [
         "BinaryMemory",
         "ContinuousMemory",
@@ -138,6 +155,7 @@ _HOMES = {
     ],
     "particles": ["ParticleFlow", "clusters", "equal_angles", "leaders", "merged", "merging_time", "on_sphere"],
     "quadratic_loss": ["QuadraticLoss", "local_minimum"],
+    "place_cells": ["RateMaps", "rate_maps", "shuffled_information"],
     "spins": [
         "VectorSpins",
         "binary_magnetisations",
@@ -190,9 +208,13 @@ __all__ = [
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
+    "PathIntegration",
     "Prompts",
     "QuadraticLoss",
+    "RateMaps",
     "StretchedTokens",
+    "TemDecoder",
+    "TemDecoderConfig",
     "TheoremCheck",
     "TokenMeasure",
     "Tokens",
@@ -224,11 +246,13 @@ __all__ = [
     "gates_by_chain",
     "gibbs_on_line",
     "gradient_noise",
+    "hebbian_recall",
     "hypotheses",
     "in_one_half",
     "integrate",
     "jacobian_norm",
     "kept_numbers",
+    "lattice_decoder",
     "leaders",
     "lipschitz_bounds",
     "local_bound",
@@ -243,9 +267,11 @@ __all__ = [
     "position_temperatures",
     "prompting",
     "random_circuit",
+    "rate_maps",
     "residual_gaps",
     "run_chains",
     "sampling_errors",
+    "shuffled_information",
     "solve",
     "specialisation",
     "spin_norm",
@@ -254,6 +280,7 @@ __all__ = [
     "splitting_gaps",
     "spontaneous_order",
     "stretched_tokens",
+    "tem_config",
     "token_cosines",
     "tokens_of",
     "wrong_bits",

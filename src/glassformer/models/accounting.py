@@ -17,8 +17,7 @@ from torch import nn
 from glassformer.attention import (
     HeadNorm,
     Mixer,
-    RelativeBiasPositions,
-    RelativeSinusoidsPositions,
+    Positions,
     ShortConvolution,
     Smear,
     SubLayerModule,
@@ -237,7 +236,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     elif isinstance(module, Unembedding):
         yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "biases", 0 if module.bias is None else module.bias.numel()
-    elif isinstance(module, (PositionTable, RelativeBiasPositions, RelativeSinusoidsPositions)):
+    elif isinstance(module, (PositionTable, Positions)):
         yield "positions", _count(module)
     elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)

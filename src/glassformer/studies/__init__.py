@@ -19,6 +19,7 @@ STUDIES = (
     "gpt3_accounting",
     "heads_and_state",
     "hidden_unit_symmetry",
+    "graph_worlds",
     "hopfield_capacity",
     "indirect_objects_by_grouping",
     "induction_by_mechanism",

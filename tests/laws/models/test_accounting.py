@@ -18,8 +18,11 @@ from glassformer.attention import (
     Lightning,
     Linear,
     LinearMap,
+    Lrpe,
     Merge,
     MixerConfig,
+    RelativeBias,
+    RelativeSinusoids,
     Rope,
     Softmax,
     linear,
@@ -128,6 +131,12 @@ def test_gpt3_untied_without_biases_positions_and_norms_has_the_sum_of_its_produ
 def test_no_parameter_is_left_out_of_the_parts(layer) -> None:
     config = small(layer, positions=Learned(), unembed_bias=True)
     assert sum(count_parameters(config).values()) == counted(config)
+
+
+def test_positions_of_a_layer_are_counted_if_they_are_learned() -> None:
+    for mixer, positions in ((Softmax(), RelativeBias()), (Softmax(), RelativeSinusoids()), (Lightning(), Lrpe())):
+        found = count_parameters(small(layer := block(mixer, n_heads=4, positions=positions)))
+        assert found["positions"] > 0 and sum(found.values()) == counted(small(layer)), positions.kind
 
 
 def test_the_vocabulary_of_transformer_base_is_counted_once() -> None:

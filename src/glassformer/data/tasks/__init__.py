@@ -4,6 +4,7 @@ from glassformer.data.tasks.arithmetic import Arithmetic, SortedSums, Sorting
 from glassformer.data.tasks.chains import Markov, SkipTrigram, ZipfMarkov
 from glassformer.data.tasks.circuit_value import CircuitValue
 from glassformer.data.tasks.closing_brackets import ClosingBrackets
+from glassformer.data.tasks.graph_worlds import GraphWorlds, Walks
 from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, ModularSum, Needle, Recall, Reverse
 from glassformer.data.tasks.question import Question, QuestionConfig, QuestionSplit
@@ -21,6 +22,7 @@ __all__ = [
     "ClosingBrackets",
     "Copy",
     "DirichletMarkov",
+    "GraphWorlds",
     "Induction",
     "IteratedSquaring",
     "Markov",
@@ -43,6 +45,7 @@ __all__ = [
     "SortedSums",
     "Sorting",
     "UnseenWords",
+    "Walks",
     "WhichTask",
     "ZipfMarkov",
     "dirichlet_predictive",
