@@ -234,7 +234,8 @@ def _told(kind: object, plugins: Mapping[str, EntryPoint]) -> str:
         return ""
     if kind in plugins:
         return f"\n    The plug-in {_described(plugins[kind])} was loaded and has not registered it in this family."
-    found = ", ".join(f"{name!r} ({_described(one)})" for name, one in sorted(plugins.items())) or "none"
+    brought = {name: one for name, one in sorted(plugins.items()) if not one.value.startswith("glassformer.")}
+    found = ", ".join(f"{name!r} ({_described(one)})" for name, one in brought.items()) or "none"
     return f'\n    A package may bring it, as an entry point "{PLUGINS}": install that. Plug-ins found: {found}.'
 
 

@@ -49,6 +49,21 @@ def test_an_unknown_kind_says_which_plug_in_may_hold_it(kind: str, message: str,
     assert MixerConfig.from_dict({"kind": "softmax"}) == Softmax()
 
 
+def test_a_kind_that_no_forward_pass_imports_is_found_by_its_entry_point() -> None:
+    code = """
+import sys
+from glassformer.models import ModelConfig
+assert "glassformer.dynamics" not in sys.modules
+layer = {"parts": [{"kind": "attention", "n_heads": 2}]}
+config = ModelConfig.from_dict(
+    {"kind": "tem_t", "vocab_size": 8, "d_model": 8, "layers": [layer], "max_len": 8, "moves": [6, 7]}
+)
+print(type(config).__name__)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout.split() == ["TemDecoderConfig"], ran.stderr
+
+
 def test_the_example_package_is_the_file_of_the_page() -> None:
     page = (ROOT / "docs" / "how-to" / "write-a-mechanism.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)

@@ -134,8 +134,8 @@ class PathIntegration(Positions):
 class TemDecoderConfig(DecoderConfig, kind="tem_t"):
     """A decoder in which codes of positions, carried along by tokens that are moves, are queries and keys.
 
-    Its attention layers say nothing of positions. `tem_config` has the paper's one layer. A saved model is loaded where
-    this class was imported before: the kind is registered with it.
+    Its attention layers say nothing of positions. `tem_config` has the paper's one layer. The kind is registered by the
+    entry point of this package, so that saved models are loaded wherever it is installed.
 
     Args:
         moves: Ids of the tokens that are moves.
