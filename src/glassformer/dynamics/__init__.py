@@ -42,7 +42,13 @@ if TYPE_CHECKING:
     )
     from glassformer.dynamics.implicit import fixed_point
     from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
-    from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens, sampling_errors, tokens_of
+    from glassformer.dynamics.integral_operator import (
+        HeadOperator,
+        PlacedTokens,
+        TokenMeasure,
+        sampling_errors,
+        tokens_of,
+    )
     from glassformer.dynamics.lipschitz import (
         LipschitzBounds,
         StretchedTokens,
@@ -88,7 +94,7 @@ _HOMES = {
     ],
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
-    "integral_operator": ["HeadOperator", "TokenMeasure", "Tokens", "sampling_errors", "tokens_of"],
+    "integral_operator": ["HeadOperator", "TokenMeasure", "PlacedTokens", "sampling_errors", "tokens_of"],
     "lipschitz": [
         "LipschitzBounds",
         "StretchedTokens",
@@ -145,11 +151,11 @@ __all__ = [
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
+    "PlacedTokens",
     "Prompts",
     "StretchedTokens",
     "TheoremCheck",
     "TokenMeasure",
-    "Tokens",
     "Tripartite",
     "VectorSpins",
     "ball_bound",
