@@ -12,8 +12,8 @@ from glassformer.attention import Attention, Lightning, MixerConfig, NoPositions
 from glassformer.dynamics import (
     EquivarianceTable,
     HeadOperator,
+    PlacedTokens,
     TokenMeasure,
-    Tokens,
     equivariance_table,
     jacobian_norm,
     lipschitz_bounds,
@@ -68,7 +68,7 @@ def laws_of_layers() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def read_by_a_head(n: int) -> tuple[HeadOperator, Tokens]:
+def read_by_a_head(n: int) -> tuple[HeadOperator, PlacedTokens]:
     """A head of encoder-4l, and what it reads of a text."""
     model: Any = gf.load("encoder-4l").double()
     ids = model.tokenizer.encode(TEXT)[:n]
@@ -81,15 +81,15 @@ def read_by_a_head(n: int) -> tuple[HeadOperator, Tokens]:
 def symmetries() -> View:
     """Errors of texts that are drawn, and the stretch of a head with its bounds."""
     operator, tokens = read_by_a_head(256)
-    measure, at = TokenMeasure(tokens), Tokens(tokens.stream[:16], tokens.positions[:16])
+    measure, at = TokenMeasure(tokens), PlacedTokens(tokens.stream[:16], tokens.positions[:16])
     errors = sampling_errors(operator, at, measure, [4, 16, 64, 256, 1024], draws=100)
     weighted, plain, expected = errors.values
     with torch.no_grad():
-        twice = Tokens(tokens.stream.repeat(2, 1), tokens.positions.repeat(2))
+        twice = PlacedTokens(tokens.stream.repeat(2, 1), tokens.positions.repeat(2))
         apart = (operator(at, TokenMeasure(twice)) - operator(at, measure)).abs().max()
 
     lengths = [4, 8, 16, 32, 64]
-    bounds = [lipschitz_bounds(operator, Tokens(tokens.stream[:n], tokens.positions[:n])) for n in lengths]
+    bounds = [lipschitz_bounds(operator, PlacedTokens(tokens.stream[:n], tokens.positions[:n])) for n in lengths]
     by_length = Labelled(
         torch.tensor([[one.measured for one in bounds], [one.at_tokens for one in bounds],
                       [one.on_ball for one in bounds]]),

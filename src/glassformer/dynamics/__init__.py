@@ -58,7 +58,13 @@ if TYPE_CHECKING:
     )
     from glassformer.dynamics.implicit import fixed_point
     from glassformer.dynamics.in_context import PairSpins, Prompts, draw_prompts, spins_of
-    from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens, sampling_errors, tokens_of
+    from glassformer.dynamics.integral_operator import (
+        HeadOperator,
+        PlacedTokens,
+        TokenMeasure,
+        sampling_errors,
+        tokens_of,
+    )
     from glassformer.dynamics.langevin import (
         ChainMeans,
         Chains,
@@ -133,7 +139,8 @@ _HOMES = {
     ],
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
-    "integral_operator": ["HeadOperator", "TokenMeasure", "Tokens", "sampling_errors", "tokens_of"],
+    "integral_operator": ["HeadOperator", "TokenMeasure", "PlacedTokens", "sampling_errors", "tokens_of"],
+    )
     "langevin": [
         "ChainMeans",
         "Chains",
@@ -208,7 +215,8 @@ __all__ = [
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
-    "PathIntegration",
+    "PlacedTokens",
+    )
     "Prompts",
     "QuadraticLoss",
     "RateMaps",
@@ -217,7 +225,6 @@ __all__ = [
     "TemDecoderConfig",
     "TheoremCheck",
     "TokenMeasure",
-    "Tokens",
     "Tripartite",
     "VectorSpins",
     "WeightSpace",

@@ -31,7 +31,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, WrongArgument
 from glassformer.labelled import Labelled
 
 
-class Tokens(NamedTuple):
+class PlacedTokens(NamedTuple):
     """Tokens without an order.
 
     Args:
@@ -43,13 +43,13 @@ class Tokens(NamedTuple):
     positions: Int[Tensor, " token"]
 
 
-def tokens_of(stream: Float[Tensor, "token d_model"]) -> Tokens:
+def tokens_of(stream: Float[Tensor, "token d_model"]) -> PlacedTokens:
     """The tokens of a text, which stand at 0, 1, 2, …
 
     Args:
         stream: What the layer reads of each.
     """
-    return Tokens(stream, torch.arange(len(stream), device=stream.device))
+    return PlacedTokens(stream, torch.arange(len(stream), device=stream.device))
 
 
 @checked
@@ -66,7 +66,7 @@ class TokenMeasure:
         WrongArgument: A mass is not above 0.
     """
 
-    tokens: Tokens
+    tokens: PlacedTokens
     mass: Float[Tensor, " token"] | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class HeadOperator:
         if self.head >= self.layer.dims.n_heads:
             raise WrongArgument(f"HeadOperator: head= takes 0 to {self.layer.dims.n_heads - 1}; found {self.head}.")
 
-    def __call__(self, at: Tokens, measure: TokenMeasure) -> Float[Tensor, "query d_value"]:
+    def __call__(self, at: PlacedTokens, measure: TokenMeasure) -> Float[Tensor, "query d_value"]:
         """What the head mixes for tokens that look at a measure: y of the equation, `z` of the layer.
 
         Args:
@@ -133,35 +133,35 @@ class HeadOperator:
         """
         return self.weights(at, measure) @ self.values(measure.tokens)
 
-    def self_attention(self, tokens: Tokens) -> Float[Tensor, "token d_value"]:
+    def self_attention(self, tokens: PlacedTokens) -> Float[Tensor, "token d_value"]:
         """What the head mixes for tokens that look at each other, without a mask."""
         return self(tokens, TokenMeasure(tokens))
 
-    def scores(self, at: Tokens, tokens: Tokens) -> Float[Tensor, "query token"]:
+    def scores(self, at: PlacedTokens, tokens: PlacedTokens) -> Float[Tensor, "query token"]:
         """The logarithm of the kernel; arguments as of a call."""
         return self.queries(at) @ self.keys(tokens).mT
 
-    def kernel(self, at: Tokens, tokens: Tokens) -> Float[Tensor, "query token"]:
+    def kernel(self, at: PlacedTokens, tokens: PlacedTokens) -> Float[Tensor, "query token"]:
         """The kernel; arguments as of a call."""
         return self.scores(at, tokens).exp()
 
-    def log_normaliser(self, at: Tokens, measure: TokenMeasure) -> Float[Tensor, " query"]:
+    def log_normaliser(self, at: PlacedTokens, measure: TokenMeasure) -> Float[Tensor, " query"]:
         """The logarithm of Z of the equation, for a measure whose masses sum to one; arguments as of a call."""
         return (self.scores(at, measure.tokens) + measure.shares.log()).logsumexp(-1)
 
-    def weights(self, at: Tokens, measure: TokenMeasure) -> Float[Tensor, "query token"]:
+    def weights(self, at: PlacedTokens, measure: TokenMeasure) -> Float[Tensor, "query token"]:
         """How much each atom counts, mass and kernel over Z: the pattern of the layer; arguments as of a call."""
         return (self.scores(at, measure.tokens) + measure.shares.log()).softmax(-1)
 
-    def queries(self, tokens: Tokens) -> Float[Tensor, "token d_head"]:
+    def queries(self, tokens: PlacedTokens) -> Float[Tensor, "token d_head"]:
         """Queries of tokens, times the scale of their products with keys."""
         return self.layer.mixer.queries(self._projected(tokens)[0])[0, self.head] * self.layer.mixer.scale
 
-    def keys(self, tokens: Tokens) -> Float[Tensor, "token d_head"]:
+    def keys(self, tokens: PlacedTokens) -> Float[Tensor, "token d_head"]:
         """Keys of tokens."""
         return self._projected(tokens)[1][0, self.group]
 
-    def values(self, tokens: Tokens) -> Float[Tensor, "token d_value"]:
+    def values(self, tokens: PlacedTokens) -> Float[Tensor, "token d_value"]:
         """Values of tokens."""
         return self._projected(tokens)[2][0, self.group]
 
@@ -170,7 +170,7 @@ class HeadOperator:
         """Which keys and values the head reads, where heads share them."""
         return self.head // (self.layer.dims.n_heads // self.layer.dims.n_kv_heads)
 
-    def sampling_variance(self, at: Tokens, measure: TokenMeasure) -> Float[Tensor, " query"]:
+    def sampling_variance(self, at: PlacedTokens, measure: TokenMeasure) -> Float[Tensor, " query"]:
         """The square of s in the equation: what n tokens drawn from a measure miss it by, squared, times n.
 
         Args:
@@ -182,7 +182,7 @@ class HeadOperator:
         return (weights.square() / measure.shares * off).sum(-1)
 
     def sampled(
-        self, at: Tokens, measure: TokenMeasure, drawn: Int[Tensor, "draw sample"]
+        self, at: PlacedTokens, measure: TokenMeasure, drawn: Int[Tensor, "draw sample"]
     ) -> tuple[Float[Tensor, "draw query d_value"], Float[Tensor, "draw query"]]:
         """What the head mixes of tokens drawn from a measure, y_n, and the normaliser that they have, Z_n / Z.
 
@@ -198,7 +198,7 @@ class HeadOperator:
         mean = of_drawn.logsumexp(-1) - math.log(drawn.shape[-1])
         return found, (mean - self.log_normaliser(at, measure)[:, None]).exp().mT
 
-    def _projected(self, tokens: Tokens) -> Any:
+    def _projected(self, tokens: PlacedTokens) -> Any:
         x, positions, width = tokens.stream[None], tokens.positions[None], self.layer.dims.d_model
         if x.shape[-1] != width:
             raise ShapeMismatch(f"tokens of width {x.shape[-1]} for a layer that reads d_model={width}.")
@@ -210,7 +210,7 @@ class HeadOperator:
 @checked
 def sampling_errors(
     operator: HeadOperator,
-    at: Tokens,
+    at: PlacedTokens,
     measure: TokenMeasure,
     lengths: Several[Count],
     *,

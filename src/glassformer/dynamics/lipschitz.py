@@ -35,7 +35,7 @@ from torch import Tensor
 
 from glassformer.arguments import Count, Positive, checked
 from glassformer.attention import NoPositions, Rope
-from glassformer.dynamics.integral_operator import HeadOperator, TokenMeasure, Tokens
+from glassformer.dynamics.integral_operator import HeadOperator, PlacedTokens, TokenMeasure
 from glassformer.errors import AnalysisUnavailable, NotConverged, WrongArgument
 from glassformer.numerics.decompositions import singular_values, svd
 
@@ -100,7 +100,7 @@ class LipschitzBounds(NamedTuple):
 
 
 @checked
-def lipschitz_bounds(operator: HeadOperator, tokens: Tokens) -> LipschitzBounds:
+def lipschitz_bounds(operator: HeadOperator, tokens: PlacedTokens) -> LipschitzBounds:
     """Bounds on the stretch of a head of self-attention over a whole text, and the stretch itself.
 
     Args:
@@ -145,7 +145,7 @@ def ball_bound(operator: HeadOperator, radius: Positive, n_tokens: Count) -> flo
 
 
 @checked
-def local_bound(operator: HeadOperator, tokens: Tokens) -> float:
+def local_bound(operator: HeadOperator, tokens: PlacedTokens) -> float:
     """What the stretch of a head is not above at some tokens.
 
     Args:
@@ -176,7 +176,7 @@ class StretchedTokens(NamedTuple):
         floor: What its largest singular value is not below.
     """
 
-    tokens: Tokens
+    tokens: PlacedTokens
     floor: float
 
 
@@ -197,7 +197,7 @@ def stretched_tokens(operator: HeadOperator, size: Positive) -> StretchedTokens:
     stream = size * torch.stack((0 * direction, direction, -direction))
     written, read = (direction @ value).norm(), (direction @ key @ query.mT).norm()
     grown = 2 / 3 * size**2 * operator.layer.mixer.scale * float(written * read)
-    tokens = Tokens(stream, torch.zeros(3, dtype=torch.long, device=stream.device))
+    tokens = PlacedTokens(stream, torch.zeros(3, dtype=torch.long, device=stream.device))
     return StretchedTokens(tokens, grown - norm / 3)
 
 

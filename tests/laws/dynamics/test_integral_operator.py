@@ -20,7 +20,7 @@ from glassformer.attention import (
     Smeared,
     Softmax,
 )
-from glassformer.dynamics import HeadOperator, TokenMeasure, Tokens, sampling_errors, tokens_of
+from glassformer.dynamics import HeadOperator, PlacedTokens, TokenMeasure, sampling_errors, tokens_of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, WrongArgument
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, stream
@@ -35,7 +35,7 @@ X = tokens_of(stream(1, 6)[0])
 AT = tokens_of(stream(1, 3, 4)[0])
 
 
-def whole(found: AttentionLayer, tokens: Tokens, *, grad: bool = False) -> Tensor:
+def whole(found: AttentionLayer, tokens: PlacedTokens, *, grad: bool = False) -> Tensor:
     at, of = tokens.positions[None], Layer(found)
     tape = of.tape("z", grad=grad)
     of(tokens.stream[None], Context(Mask(), at, at), tape=tape)
@@ -75,14 +75,14 @@ def test_masses_are_how_often_a_layer_reads_its_tokens_in_any_order() -> None:
     found, times = layer(positions=Rope()), torch.tensor([1, 3, 2, 1, 1, 2])
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     which = torch.arange(6).repeat_interleave(times)[order]
-    repeated = Tokens(X.stream[which], X.positions[which])
+    repeated = PlacedTokens(X.stream[which], X.positions[which])
     operator = HeadOperator(found, 2)
     close(whole(found, repeated)[2], operator(X, TokenMeasure(X, times.double()))[which])
 
 
 def test_a_measure_of_two_parts_mixes_them_by_their_normalisers() -> None:
     operator = HeadOperator(layer(), 0)
-    parts = [TokenMeasure(Tokens(X.stream[half], X.positions[half])) for half in (slice(0, 3), slice(3, 6))]
+    parts = [TokenMeasure(PlacedTokens(X.stream[half], X.positions[half])) for half in (slice(0, 3), slice(3, 6))]
     sizes = torch.stack([operator.log_normaliser(AT, part).exp() for part in parts])
     mixed = sum(size[:, None] * operator(AT, part) for size, part in zip(sizes, parts))
     close(torch.as_tensor(mixed) / sizes.sum(0)[:, None], operator(AT, TokenMeasure(X)))
@@ -90,7 +90,7 @@ def test_a_measure_of_two_parts_mixes_them_by_their_normalisers() -> None:
 
 def test_weighted_errors_of_all_samples_have_the_variance_that_the_integral_gives() -> None:
     operator = HeadOperator(layer(positions=Rope()), 0)
-    three = Tokens(X.stream[:3], X.positions[:3])
+    three = PlacedTokens(X.stream[:3], X.positions[:3])
     measure = TokenMeasure(three, torch.tensor([0.5, 0.2, 0.3]).double())
     exact = operator(AT, measure)
     for n in (1, 2, 4):

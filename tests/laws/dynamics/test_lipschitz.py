@@ -9,7 +9,7 @@ from torch import Tensor
 from glassformer.attention import Alibi, Attention, NoPositions, QueryKeyNorm, QueryKeyOnly, Rope, Separate, YarnScaling
 from glassformer.dynamics import (
     HeadOperator,
-    Tokens,
+    PlacedTokens,
     ball_bound,
     jacobian_norm,
     lipschitz_bounds,
@@ -27,16 +27,16 @@ def operator(head: int = 0, *, std: float = 0.4, seed: int = 0, **slots: Any) ->
     return HeadOperator(randomise(layer, seed, std), head)
 
 
-def text(n: int = 5, size: float = 1.0, seed: int = 0) -> Tokens:
+def text(n: int = 5, size: float = 1.0, seed: int = 0) -> PlacedTokens:
     return tokens_of(size * stream(1, n, seed)[0])
 
 
-def whole_jacobian(found: HeadOperator, tokens: Tokens) -> Tensor:
+def whole_jacobian(found: HeadOperator, tokens: PlacedTokens) -> Tensor:
     matrix = torch.func.jacrev(lambda x: found.self_attention(tokens._replace(stream=x)))(tokens.stream)
     return matrix.detach().flatten(2).flatten(0, 1)
 
 
-def stretch(found: HeadOperator, tokens: Tokens) -> float:
+def stretch(found: HeadOperator, tokens: PlacedTokens) -> float:
     return jacobian_norm(lambda x: found.self_attention(tokens._replace(stream=x)), tokens.stream)
 
 
@@ -111,6 +111,6 @@ def test_heads_with_more_than_matrices_and_turns_have_no_bounds() -> None:
             with pytest.raises(AnalysisUnavailable, match=what):
                 asked(operator(**slots), text())
     with pytest.raises(WrongArgument, match="float64"):
-        lipschitz_bounds(operator(), Tokens(text().stream.float(), text().positions))
+        lipschitz_bounds(operator(), PlacedTokens(text().stream.float(), text().positions))
     with pytest.raises(AnalysisUnavailable, match="alibi"):
         operator(positions=Alibi())
