@@ -140,7 +140,6 @@ _HOMES = {
     "implicit": ["fixed_point"],
     "in_context": ["PairSpins", "Prompts", "draw_prompts", "spins_of"],
     "integral_operator": ["HeadOperator", "TokenMeasure", "PlacedTokens", "sampling_errors", "tokens_of"],
-    )
     "langevin": [
         "ChainMeans",
         "Chains",
