@@ -215,7 +215,6 @@ __all__ = [
     "ParticleFlow",
     "ParticleTerms",
     "PlacedTokens",
-    )
     "Prompts",
     "QuadraticLoss",
     "RateMaps",
