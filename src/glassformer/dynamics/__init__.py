@@ -214,6 +214,7 @@ __all__ = [
     "PairSpins",
     "ParticleFlow",
     "ParticleTerms",
+    "PathIntegration",
     "PlacedTokens",
     "Prompts",
     "QuadraticLoss",
