@@ -76,10 +76,10 @@ def trained_layer() -> tuple[list[Panel], dict[str, str]]:
     )
     for name, (gradients, temperature, jitter, mobility) in kinds.items():
         chains = run_chains(
-            gradients, minimum.minimum.expand(16, -1), step=rate, steps=900, temperature=temperature,
+            gradients, minimum.minimum.expand(16, -1), step=rate, steps=3600, temperature=temperature,
             mobility=mobility, skip=300, every=5,
         )  # fmt: skip
-        found = position_temperatures(chains, minimum).mean
+        found, errors = position_temperatures(chains, minimum)
         theory = minimum.temperatures(
             minimum.covariance(rate, temperature=temperature, noise=jitter, mobility=mobility)
         )
@@ -88,8 +88,10 @@ def trained_layer() -> tuple[list[Panel], dict[str, str]]:
             torch.stack((found, theory)) * 1e5, ("of", "curvature"), {"of": ["measured", "theory"], "curvature": k}
         )
         panels.append(Panel(f"{name}: k <x^2>, 1e-5", lines))
+        ratio, ends = float(found[-1] / found[0]), (errors / found)[[0, -1]]
         facts[f"{name}: k <x^2> along the stiffest direction over the softest, measured and in theory"] = (
-            f"{float(found[-1] / found[0]):.1f}, {float(theory[-1] / theory[0]):.1f}"
+            f"{ratio:.1f}, give or take {ratio * float(ends.square().sum().sqrt()):.1f}; "
+            f"{float(theory[-1] / theory[0]):.1f}"
         )
     return panels, facts
 

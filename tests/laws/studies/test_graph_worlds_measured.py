@@ -24,7 +24,7 @@ def test_a_model_that_is_right_by_construction_foretells_all_and_its_memory_unit
     model = lattice_decoder(WORLDS)
     monkeypatch.setattr(gf, "load", lambda folder: model)
     monkeypatch.setattr(graph_worlds, "BATCHES", 1)
-    found = graph_worlds.run(case(RECURRENT))
+    found = {name: measured for name, measured in graph_worlds.run(case(RECURRENT)).items() if not callable(measured)}
     assert found["accuracy"] == found["accuracy_new_edges"] == found["place_cells"] == 1
     assert found["lost"] == pytest.approx(0, abs=0.02) and found["accuracy_shuffled_moves"] < 0.35
     assert found["same_place"] == pytest.approx(1) and found["other_place"] == pytest.approx(0, abs=1e-9)
@@ -39,7 +39,8 @@ def test_an_ordinary_decoder_has_no_codes_that_moves_carry_along(positions: str,
     monkeypatch.setattr(gf, "load", lambda folder: model)
     monkeypatch.setattr(graph_worlds, "BATCHES", 1)
     found = graph_worlds.run(case(positions))
-    assert isinstance(found["accuracy"], float) and 0.2 < found["baseline"] < 0.6
+    baseline = found["baseline"]
+    assert isinstance(found["accuracy"], float) and isinstance(baseline, float) and 0.2 < baseline < 0.6
     for name in CELLS:
         undefined = found[name]
         assert callable(undefined)
