@@ -14,6 +14,8 @@ and others of `glassformer.arguments`); `__post_init__` is for how fields go tog
 import dataclasses
 import json
 import math
+import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -26,6 +28,8 @@ from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
 FORMAT_VERSION = 1
+# of what is no kind: how long a word is that descriptions are searched for, and how many kinds are named then at most
+_LETTERS, _MOST_TOLD = range(4, 41), 3
 UNSAID = (
     # metadata of a field that is left out of JSON where it is None, or true or false by default, so that what lacks it
     # reads as before
@@ -203,12 +207,29 @@ def _member(family: type[Config], kind: object, where: str) -> type[Config]:
     if isinstance(kind, str) and kind in plugins:
         _load(plugins[kind], where)
     if not isinstance(kind, str) or kind not in family.registry:
-        known, hint = ", ".join(sorted(family.registry)), nearest(kind, {*family.registry, *plugins})
+        known = ", ".join(sorted(family.registry))
+        hint = _told_of(kind, family) or nearest(kind, {*family.registry, *plugins})
         raise UnknownKind(f"{where}: no kind {kind!r}.{hint} Known: {known}.{_told(kind, plugins)}")
     member = family.registry[kind]
     if not issubclass(member, family):
         raise UnknownKind(f"{where}: kind {kind!r} is a {member.__name__}, not a {family.__name__}.")
     return member
+
+
+def _told_of(kind: object, family: type[Config]) -> str:
+    """Return the kinds that are described by a word that begins as this one does; nothing where these are many.
+
+    So a kind is found by the name of its paper's model.
+    """
+    if not isinstance(kind, str) or len(kind) not in _LETTERS:
+        return ""
+    word = re.compile(rf"\b{re.escape(kind)}", re.IGNORECASE)
+    found = [
+        f'"{name}"'
+        for name, member in sorted(family.registry.items())
+        if word.search(f"{member.__doc__}\n{sys.modules[member.__module__].__doc__}")
+    ]
+    return f" Described by that word: {', '.join(found)}." if 0 < len(found) <= _MOST_TOLD else ""
 
 
 def _plugins() -> dict[str, EntryPoint]:

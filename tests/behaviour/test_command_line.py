@@ -10,6 +10,7 @@ import time
 from dataclasses import fields
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,8 +19,10 @@ from glassformer import __version__
 from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
 from glassformer.cli.help import BEFORE, BEHIND
-from glassformer.cli.parsing import NOT_STREAMED
+from glassformer.cli.options import ModelName, PromptOptions
+from glassformer.cli.parsing import NOT_STREAMED, call_of
 from glassformer.data import MixtureConfig, Repeat, TextConfig
+from glassformer.errors import ConfigError
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 from tiny_runs import recipe
@@ -131,6 +134,46 @@ def test_show_prints_the_recipe_with_changes_and_writes_nothing(capsys):
     assert isinstance(shown.model, DecoderConfig)
     assert (shown.steps, shown.seed, shown.optim.lr, shown.model.layers[1].dropout) == (7, 3, 0.5, 0.25)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_an_option_of_several_values_that_is_given_again_goes_on_where_it_was(capsys):
+    apart = "--set optim.lr=0.5 --steps 7 --set model.layers.1.dropout=0.25 optim.warmup=1 --set optim.warmup=3"
+    assert main(["train", "recipe.json", "--show", *apart.split()]) == 0
+    shown = type(recipe()).from_json(capsys.readouterr().out)
+    assert isinstance(shown.model, DecoderConfig)
+    assert (shown.optim.lr, shown.steps, shown.model.layers[1].dropout, shown.optim.warmup) == (0.5, 7, 0.25, 3)
+
+
+def test_every_option_of_several_values_takes_them_at_once_and_one_by_one():
+    received = list[tuple[object, ...]]()
+
+    def verb(
+        model: ModelName, /, *, prompts: PromptOptions, lengths: tuple[int, ...] = (256, 512),
+        method: tuple[Literal["direct", "alti"], ...] | None = None, folders: tuple[Path, ...] = (),
+    ) -> None:  # fmt: skip
+        """Receive what options stand for.
+
+        Args:
+            lengths: Numbers, some of them by default.
+            method: Choices, or nothing.
+            folders: Paths.
+        """
+        received.append((prompts.columns, lengths, method, folders))
+
+    lines = (
+        "m",
+        "m --columns a=b c=d --lengths 1 2 --method alti direct --folders x y",
+        "m --columns a=b --lengths 1 --method alti --folders x --columns c=d --lengths 2 --method direct --folders y",
+    )
+    for line in lines:
+        call_of("verb", verb, line.split())()
+    default, at_once, one_by_one = received
+    assert default == ((), (256, 512), None, ())
+    assert at_once == one_by_one == (("a=b", "c=d"), (1, 2), ("alti", "direct"), (Path("x"), Path("y")))
+    with pytest.raises(ConfigError, match=r'--method takes no "alty"\. Nearest: "alti"'):
+        call_of("verb", verb, ["m", "--method", "direct", "--method", "alty"])
+    with pytest.raises(ConfigError, match="--lengths must be at least 1, found 0"):
+        call_of("verb", verb, ["m", "--lengths", "0", "--lengths", "2"])
 
 
 def test_the_help_of_set_names_every_setting_of_a_recipe_and_only_paths_there_are(capsys):

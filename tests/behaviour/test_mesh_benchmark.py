@@ -6,7 +6,7 @@ import torch
 from glassformer.data import Repeat
 from glassformer.models import DecoderConfig, block
 from glassformer.training import TrainConfig
-from glassformer.training.sharing import Alone
+from glassformer.training.sharing import OneProcess
 from meshes import RING, kept_by_ranks, mesh_of_one, messages_of_lasp, training_step
 
 DATA = Repeat(batch_size=4, length=12, unit_min=2, unit_max=4, vocab_size=20)
@@ -15,7 +15,7 @@ RECIPE = TrainConfig(DecoderConfig(20, 16, (block(n_heads=2),), max_len=16), DAT
 
 def test_a_mesh_of_one_takes_the_steps_of_plain_training() -> None:
     batch = DATA.build(None).batch(1)
-    alone = training_step(RECIPE, Alone(), batch)
+    alone = training_step(RECIPE, OneProcess(), batch)
     wanted = [alone() for _ in range(3)]
     with mesh_of_one(RECIPE) as mesh:
         wrapped = training_step(RECIPE, mesh, batch)

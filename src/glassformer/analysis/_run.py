@@ -34,7 +34,7 @@ from glassformer.models.reading import Inputs, Side
 from glassformer.numerics.indices import one
 from glassformer.numerics.precision import without_autocast
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
-from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, SiteTable, Tape, in_layers, parts_of
+from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, SiteTable, Tape, parts_of
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -202,7 +202,7 @@ class Run(Viewed, Mapping[str, Labelled]):
             UnknownSite: No site goes by the name, or several do.
             ShapeMismatch: Layers differ in shape, as they do in the number of heads.
         """
-        names = {layer: site.name for layer, site in in_layers(self._table(), name).items()}
+        names = {layer: site.name for layer, site in self._table().in_layers(name).items()}
         if missing := [site for site in names.values() if site not in self.sites]:
             raise SiteNotRead(
                 f"{len(missing)} of {len(names)} layers were not read: {missing[0]}"
@@ -237,7 +237,7 @@ class Run(Viewed, Mapping[str, Labelled]):
             )
         short, layer = asked[0], one(asked[1], "layer")
         table = self._table()
-        found = in_layers(table, short)
+        found = table.in_layers(short)
         stack = next(iter(found.values())).stack
         depth = 1 + max(site.layer for site in table.values() if site.stack == stack and site.layer is not None)
         if not -depth <= layer < depth:
@@ -246,16 +246,16 @@ class Run(Viewed, Mapping[str, Labelled]):
             raise ShapeMismatch(f'"{short}", {layer}: the layers that have this site: {", ".join(map(str, found))}.')
         return found[layer % depth].name
 
-    def _table(self) -> Mapping[str, Site]:
+    def _table(self) -> SiteTable:
         """Return the sites of the model; of a run that was loaded without one, those that were read."""
         known = getattr(self.model, "sites", None)
-        return {name: Site.named(name) for name in self.sites} if known is None else known()
+        return SiteTable({name: Site.named(name) for name in self.sites}) if known is None else known()
 
     def _no_site(self, name: str) -> str:
         """Return what to say of a name that no site of the model has, with the nearest; nothing if one has it."""
-        if isinstance(table := self._table(), SiteTable):
+        if getattr(self.model, "sites", None) is not None:
             try:
-                table.match(name)
+                self._table().match(name)
             except UnknownSite as error:
                 return str(error)
         return ""
@@ -265,7 +265,7 @@ class Run(Viewed, Mapping[str, Labelled]):
         table, every = self._table(), _any_layer(name)
         if name not in table:
             with contextlib.suppress(UnknownSite):
-                first = next(iter(in_layers(table, name)))
+                first = next(iter(table.in_layers(name)))
                 return f'A name without its layer: run["{name}", {first}], or run.layers("{name}").'
         also = "" if every == name else f', or of all layers with read=["{every}"]'
         return f'Run again with read=["{name}"]{also}.'

@@ -15,7 +15,7 @@ from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tappe
 from glassformer.attention.head_parts import take_heads
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
-from glassformer.attention.mixer import Dims, MixerConfig, Traits, per_query_head
+from glassformer.attention.mixer import Dims, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import Parallel, SubLayerConfig, SubLayerModule
@@ -465,6 +465,25 @@ class AttentionLayer(SubLayerModule):
         axes = {quantity: INPUTS[quantity] for quantity in self.at_inputs}
         yield from declare(self.path, axes, sizes, layer=layer, lazy=tuple(axes))
 
+    def _lacks(self) -> dict[str, str]:
+        """Return why sites of attention are not of this layer, by quantity."""
+        mixer, found = self.mixer, dict[str, str]()
+        here = f'layer {self.dims.layer} uses "{mixer.config.kind}"'
+        if not mixer.traits.has_scores:
+            found["scores"] = f"{here}, which makes no scores of queries and keys."
+        if mixer.traits.linear_in_value == "no":
+            found["pattern"] = str(no_pattern(mixer))
+        if self.merge.linear:
+            found["z_scale"] = f"layer {self.dims.layer} has no norm of z (Merge(norm=…)), which has a scale."
+        if not self.config.projection.shifts_gate:
+            kind = self.config.projection.kind
+            found["gate_read"] = f'layer {self.dims.layer} uses the projection "{kind}", which shifts no gate.'
+        return found
+
+    def absent(self) -> dict[str, str]:
+        own = self.mixer.SITES
+        return {getattr(self.at, quantity): why for quantity, why in self._lacks().items() if quantity not in own}
+
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""
         dims, traits = self.dims, self.mixer.traits
@@ -480,14 +499,8 @@ class AttentionLayer(SubLayerModule):
                 axes[name] = axes[name].replace("batch", "batch value_stream")
         if dims.n_joined > 1:
             axes["z"] = axes["z"].replace("d_value", "d_z")
-        if not self.mixer.traits.has_scores:
-            del axes["scores"]
-        if self.mixer.traits.linear_in_value == "no":
-            del axes["pattern"]
-        if self.merge.linear:
-            del axes["z_scale"]
-        if not self.config.projection.shifts_gate:
-            del axes["gate_read"]
+        for name in self._lacks():
+            del axes[name]
         # what a mixer says of itself lies between the scores (unless it places them too) and the pattern made of them
         usual = {name: words for name, words in axes.items() if name not in self.mixer.SITES}
         before = {name: usual.pop(name) for name in ("query", "key", "value", "scores") if name in usual}

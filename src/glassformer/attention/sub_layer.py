@@ -111,6 +111,10 @@ class SubLayerModule(nn.Module):
         """Yield its sites in the order they are visited."""
         raise NotImplementedError(f"{type(self).__name__} does not say its sites")
 
+    def absent(self) -> dict[str, str]:
+        """Return why it has no site of a name, for names that others of its kind have."""
+        return {}
+
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return the empty state on the device and in the dtype of `like`; None if nothing is carried."""
         return None

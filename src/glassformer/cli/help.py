@@ -5,6 +5,7 @@ import inspect
 import io
 import operator
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -57,6 +58,9 @@ def shown(name: str, hint: Any, default: Any) -> Any:
     said: dict[str, Any] = {}
     if default in (None, ()) or isinstance(default, bool):
         said["help_behavior_hint"] = ""
+    elif isinstance(default, tuple):
+        # as one would type it; of a repeatable option tyro would tell its own default, which is none
+        said["help_behavior_hint"] = f"(default: {shlex.join(map(str, default))})"
     word = None if any(getattr(a, "metavar", None) for a in annotations) else _placeholder(name, kind)
     if word is not None:
         # brackets say that an argument may be left out; an option may anyway
@@ -64,6 +68,22 @@ def shown(name: str, hint: Any, default: Any) -> Any:
         said["metavar"] = f"[{word}]" if optional and not word.startswith("[") else word
     hint = _any_words(hint) if choices_of(hint) else hint
     return Annotated[hint, tyro.conf.arg(**said)] if said else hint
+
+
+def repeatable(annotation: Any) -> Any:
+    """Return the annotation of an option of several values for a command line that may give it more than once.
+
+    Its value is then a tuple of what each time was given, and there are none where it was not given at all.
+
+    Args:
+        annotation: Of an option, as `shown` returns it; None is returned of a positional and of one with one value.
+    """
+    kind, *annotations = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is not tuple or tyro.conf.Positional in annotations:
+        return None
+    return Annotated[tuple[kind, ...], *annotations, tyro.conf.UseAppendAction]
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:

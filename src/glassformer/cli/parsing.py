@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any, get_type_hints
 
-from glassformer.cli.help import Printed, choices_of, rank, shown
+from glassformer.cli.help import Printed, choices_of, rank, repeatable, shown
 from glassformer.cli.options import Speech
 from glassformer.config import require
 from glassformer.errors import ConfigError, nearest
@@ -116,12 +117,16 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
         else:
             types[parameter.name] = kind
             options.append(parameter.replace(annotation=shown(parameter.name, kind, parameter.default)))
+    defaults = {p.name: p.default for p in options if repeatable(p.annotation)}
+    options = [p.replace(annotation=repeatable(p.annotation), default=()) if p.name in defaults else p for p in options]
     positional = [p for p in options if p.kind is p.POSITIONAL_ONLY]
     named = [p.replace(kind=p.KEYWORD_ONLY) for p in options if p.kind is not p.POSITIONAL_ONLY]
     signature = inspect.Signature([*positional, *sorted(named, key=lambda p: rank(p.name))])
 
     def parsed(*given: Any, **by_name: Any) -> None:
         values = signature.bind(*given, **by_name).arguments
+        for name, default in defaults.items():
+            values[name] = tuple(chain.from_iterable(values[name])) if values[name] else default
         _check_choices(function.__name__, types, values, [parameter.name for parameter in positional])
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})

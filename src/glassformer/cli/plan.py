@@ -51,7 +51,7 @@ def plan(
     """
     from glassformer.render.terminal.tables import noted, tables
     from glassformer.training.parallel import Mesh, plan as plan_training
-    from glassformer.training.parallel.room import note_of_room
+    from glassformer.training.parallel.fitting_meshes import note_of_room
 
     check(output)
     shape = Mesh(dp=1 if gpus is None else gpus) if mesh is None else Mesh.read(mesh)

@@ -38,7 +38,7 @@ class RowRanks(Protocol):
         ...
 
 
-class Alone:
+class OneRank:
     """One process, which has all rows; a `RowRanks`."""
 
     rank, size = 0, 1
@@ -48,8 +48,8 @@ class Alone:
         return [x]
 
 
-ALONE = Alone()
-_SHARED: ContextVar[RowRanks] = ContextVar("ranks that share rows", default=ALONE)
+ONE_RANK = OneRank()
+_SHARED: ContextVar[RowRanks] = ContextVar("ranks that share rows", default=ONE_RANK)
 
 
 def row_ranks() -> RowRanks:

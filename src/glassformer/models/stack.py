@@ -222,6 +222,8 @@ def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str)
     kept, shares = model.__dict__.get("_site_table"), getattr(model, "shares", None)
     if kept is None or kept[0] != modules or kept[1].shares is not shares:
         own = {found.name: found for found in sites()}
-        kept = model.__dict__["_site_table"] = modules, SiteTable(own, splits_of(model), shares)
+        parts = (part for part in modules if isinstance(part, SubLayerModule))
+        absent = {name: why for part in parts for name, why in part.absent().items()}
+        kept = model.__dict__["_site_table"] = modules, SiteTable(own, splits_of(model), shares, absent)
     table = kept[1]
     return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

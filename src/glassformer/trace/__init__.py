@@ -7,7 +7,7 @@ from glassformer.trace.heads import HeadAddress, Located, head_label, head_label
 from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
 from glassformer.trace.shares import Shares
-from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
+from glassformer.trace.sites import Site, declare, full_names, role_of
 from glassformer.trace.splits import PartAxes, Split, splits_of, unsplit, with_splits, without_splits
 from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
 
@@ -43,7 +43,6 @@ __all__ = [
     "growing_axes",
     "head_label",
     "head_labels",
-    "in_layers",
     "in_pass",
     "is_named",
     "key_head_label",

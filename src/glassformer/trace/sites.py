@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from glassformer.errors import UnknownSite, nearest
+from glassformer.errors import UnknownSite
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def by_short_name(table: Mapping[str, Site], short: str) -> dict[int, Site]:
     Raises:
         UnknownSite: A block has several.
     """
-    words, inside = _of_stack(table, short)
+    words, inside = of_stack(table, short)
     chosen = [site for site in inside if site.behind_block == words] or [s for s in inside if s.quantity == words]
     found: dict[int, Site] = {}
     for site in chosen:
@@ -134,26 +134,13 @@ def by_short_name(table: Mapping[str, Site], short: str) -> dict[int, Site]:
     return found
 
 
-def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
-    """The sites of blocks that go by a short name, by layer; raises `UnknownSite` if there are none."""
-    found = by_short_name(table, short)
-    if not found:
-        words, inside = _of_stack(table, short)
-        known = list(dict.fromkeys(site.behind_block for site in inside))
-        there = f"What stands behind blocks.0. in the name of a site: {', '.join(known)}."
-        there = there if known else "Sites of this model lie in no blocks that we know; they go by their whole names."
-        close = nearest(words, short_names(table, short))
-        raise UnknownSite(f'no site "{short}" in any layer.{close}\n    {there}')
-    return found
-
-
 def short_names(table: Mapping[str, Site], like: str = "") -> list[str]:
     """Return short names of sites of blocks, in the stack that ends in the logits, or that `like` begins with."""
-    _, inside = _of_stack(table, like)
+    _, inside = of_stack(table, like)
     return list(dict.fromkeys(name for site in inside for name in (site.behind_block, site.quantity)))
 
 
-def _of_stack(table: Mapping[str, Site], short: str) -> tuple[str, list[Site]]:
+def of_stack(table: Mapping[str, Site], short: str) -> tuple[str, list[Site]]:
     """Return a short name without the stack it may begin with, and the sites of that stack's blocks."""
     stacks = {site.stack for site in table.values()}
     first, _, rest = short.partition(".")

@@ -26,7 +26,7 @@ from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
 from glassformer.trace.shares import Shares
-from glassformer.trace.sites import Site, by_short_name, short_names
+from glassformer.trace.sites import Site, by_short_name, of_stack, short_names
 from glassformer.trace.splits import Split, split_table
 
 
@@ -37,6 +37,7 @@ class SiteTable(dict[str, Site]):
         sites: Those of the forward pass.
         splits: What tells the value of a site as parts, by the site's name; their sites come behind it.
         shares: What makes whole values of those that a process has a part of; None where it has all.
+        absent: Why there is no site of a name, for names that parts of the same kind have.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class SiteTable(dict[str, Site]):
         sites: Mapping[str, Site] | None = None,
         splits: Mapping[str, Any] | None = None,
         shares: Shares | None = None,
+        absent: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(sites or {} if not splits else {one.name: one for one in split_table(sites or {}, splits)})
         self.splits: Mapping[str, Any] = splits or {}
         self.shares = shares
+        self.absent: Mapping[str, str] = absent or {}
         self.parts = {name: [one.name for one in self.values() if one.whole == name] for name in self.splits}
         # every tape of a model asks for much the same
         self._matched: dict[str, list[str]] = {}
@@ -65,7 +68,7 @@ class SiteTable(dict[str, Site]):
         if glob in self:
             return [glob]
         if (head := HeadAddress.parse(glob)) is not None:
-            return [found.site.name for found in head.locate(self, At())]
+            return [found.site.name for found in self._of_head(head, At())]
         if glob not in self._matched:
             named = fnmatch.filter(self, glob)
             self._matched[glob] = named or [site.name for site in by_short_name(self, glob).values()]
@@ -73,8 +76,21 @@ class SiteTable(dict[str, Site]):
         if not names:
             family = ".".join(glob.split(".")[:2]) + ".*" if "." in glob else "*"
             hint = f'\n    List them with model.sites("{family}").' if fnmatch.filter(self, family) else ""
-            raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, [*self, *short_names(self)])}{hint}')
+            told = self._why_absent(glob) or f".{nearest(glob, [*self, *short_names(self)])}{hint}"
+            raise UnknownSite(f'no site "{glob}" in this model{told}')
         return list(names)
+
+    def in_layers(self, short: str) -> dict[int, Site]:
+        """The sites of blocks that go by a short name, by layer; raises `UnknownSite` if there are none."""
+        found = by_short_name(self, short)
+        if not found:
+            words, inside = of_stack(self, short)
+            known = ", ".join(dict.fromkeys(site.behind_block for site in inside))
+            nowhere = "Sites of this model lie in no blocks that we know; they go by their whole names."
+            there = f"What stands behind blocks.0. in the name of a site: {known}." if known else nowhere
+            told = self._why_absent(short) or f".{nearest(words, short_names(self, short))}\n    {there}"
+            raise UnknownSite(f'no site "{short}" in any layer{told}')
+        return found
 
     def locate(self, name: str, at: At | None = None) -> list[Located]:
         """The sites and parts that a name, a glob, a short name, or a head's label and a quantity stand for.
@@ -85,7 +101,7 @@ class SiteTable(dict[str, Site]):
         """
         at = At() if at is None else at
         if name not in self and (head := HeadAddress.parse(name)) is not None:
-            return head.locate(self, at)
+            return self._of_head(head, at)
         return [Located(found, self[found], at) for found in self.match(name)]
 
     def place(self, edit: "EditLike") -> list[tuple[Site, Edit]]:
@@ -97,6 +113,22 @@ class SiteTable(dict[str, Site]):
             placed = edit.lent_by(name, site) if of else edit
             found.append((site, dataclasses.replace(placed, site=site.name, at=at)))
         return found
+
+    def _of_head(self, head: HeadAddress, at: At) -> list[Located]:
+        try:
+            return head.locate(self, at)
+        except UnknownSite as error:
+            whole = f"blocks.{head.layer}.{head.part}.{head.quantity}"
+            told = self._why_absent(f"{head.stack}.{whole}" if head.stack else whole)
+            if not told:
+                raise
+            raise UnknownSite(f'no site "{head.label}.{head.quantity}" in this model{told}') from error
+
+    def _why_absent(self, asked: str) -> str:
+        """Why no site goes by a name, a glob or a short name, behind a colon; empty where that is not known."""
+        names = (name for name in self.absent if fnmatch.fnmatchcase(name, asked) or name.endswith(f".{asked}"))
+        first = next(names, None)
+        return "" if first is None else f": {self.absent[first]}"
 
 
 @runtime_checkable

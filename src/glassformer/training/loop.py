@@ -29,7 +29,7 @@ from glassformer.training.config import TrainConfig
 from glassformer.training.feed import Feed
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
-from glassformer.training.sharing import Alone, Checkpoints, Sharing, Trained
+from glassformer.training.sharing import Checkpoints, OneProcess, Sharing, Trained
 from glassformer.training.transfer import take_over
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def train(
     deterministic = _reproducible(config.compile or is_accelerator(device))
     with ExitStack() as open_ones:
         open_ones.enter_context(deterministic)
-        sharing: Sharing = Alone()
+        sharing: Sharing = OneProcess()
         if mesh is not None:
             from glassformer.training.parallel.processes import own_device
             from glassformer.training.parallel.shared import shared

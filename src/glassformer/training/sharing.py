@@ -1,4 +1,4 @@
-"""What the training loop asks of the processes that share its work; `Alone` answers for one that shares with nobody."""
+"""What the training loop asks of processes that share its work; `OneProcess` answers for one that does not share it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -70,7 +70,7 @@ class Sharing(Protocol):
         ...
 
 
-class Alone:
+class OneProcess:
     """One process, which has all rows and all weights."""
 
     leads, size, mean = True, 1, None

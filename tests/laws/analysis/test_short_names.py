@@ -8,7 +8,9 @@ import torch
 import glassformer as gf
 from glassformer.analysis import Run, run
 from glassformer.analysis.sweep import Metric, sweep
+from glassformer.attention import MixerConfig, NeuralMemory, TokenMlp
 from glassformer.errors import GlassformerError, ShapeMismatch, SiteNotRead, UnknownSite
+from glassformer.models import Decoder, DecoderConfig, block
 from glassformer.testing.models import subject
 from glassformer.trace import Site
 from one_pass import in_one_pass
@@ -108,6 +110,38 @@ def test_a_short_name_of_nothing_or_of_several_sites_is_not_read(model: str, sho
     with pytest.raises(UnknownSite) as refusal:
         passed(model, short)
     assert said in str(refusal.value)
+
+
+@in_one_pass
+@pytest.mark.parametrize("mixer", [NeuralMemory(chunk=2), TokenMlp()])
+@pytest.mark.parametrize(
+    ("asked", "quantity"),
+    [
+        ("blocks.1.attn.pattern", "pattern"),
+        ("pattern", "pattern"),
+        ("*.attn.pattern", "pattern"),
+        ("L1H0.scores", "scores"),
+    ],
+)
+def test_a_site_that_a_mechanism_lacks_is_refused_by_what_the_mechanism_is(
+    mixer: MixerConfig, asked: str, quantity: str
+) -> None:
+    model = Decoder(DecoderConfig(7, 8, (block(n_heads=2, mixer=mixer),) * 2, max_len=6))
+    first = 0 if asked in ("pattern", "*.attn.pattern") else 1
+    with pytest.raises(UnknownSite) as refusal:
+        model.sites(asked)
+    assert f'no site "{asked}" in this model: layer {first} uses "{mixer.kind}"' in str(refusal.value)
+    assert ("which has no pattern here" in str(refusal.value)) == (quantity == "pattern")
+    assert "Nearest" not in str(refusal.value)
+    with pytest.raises(UnknownSite, match=f'no site "{quantity}" in any layer: layer 0 uses "{mixer.kind}"'):
+        run(model, [1, 2, 3]).layers(quantity)
+
+
+def test_a_site_that_one_layer_lacks_is_refused_there_and_read_elsewhere() -> None:
+    found = subject("lightning_hybrid")
+    assert list(found.model.sites("scores")) == ["blocks.1.attn.scores"]
+    with pytest.raises(UnknownSite, match='layer 0 uses "lightning", which makes no scores'):
+        found.model.sites("blocks.0.attn.scores")
 
 
 @pytest.mark.parametrize("site", ["z", "*.z"])

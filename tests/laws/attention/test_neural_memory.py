@@ -205,6 +205,15 @@ def test_a_state_carries_everything_across_a_split(seed: int, sizes: Sequence[in
         close(found, expected)
 
 
+def test_a_state_keeps_nothing_alive_but_the_numbers_it_holds() -> None:
+    q, k, v, gates, start, before = parted([x.detach() for x in drawn(0, 9)])
+    context = make_context(2, 9, q.device, is_causal=True)
+    # the last chunk is open: it began with weights that momentum of then lies beside
+    held = tensors(neural_memory(q, k, v, gates, before, start, chunk_layout(context, 9, 2, 4, None))[2])
+    kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+    assert sum(kept.values()) == sum(x.numel() * x.element_size() for x in held)
+
+
 @given(seeds, widths, activations)
 def test_errors_make_the_gradient_that_autograd_finds(seed: int, sizes: Sequence[int], how: Activation) -> None:
     _, k, v, _, _, state = parted(drawn(seed, 5, sizes))

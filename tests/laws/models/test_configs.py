@@ -51,6 +51,21 @@ def test_an_unknown_kind_lists_what_exists() -> None:
     assert message(UnknownKind, {}) == f"MixerConfig: no kind None. Known: {known}."
 
 
+@in_one_pass
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("titan", 'Described by that word: "linear_memory", "neural_memory", "persistent".'),
+        ("Mamba", 'Described by that word: "state_space".'),
+        # in descriptions of many kinds, and too short to be looked for
+        ("soft", 'Nearest: "softmax".'),
+        ("gla", 'Nearest: "pola".'),
+    ],
+)
+def test_a_kind_is_found_by_a_word_that_few_are_described_by_and_else_by_its_letters(word: str, told: str) -> None:
+    assert message(UnknownKind, {"kind": word}).startswith(f"MixerConfig: no kind '{word}'. {told} Known: ")
+
+
 def test_an_unknown_field_lists_what_exists() -> None:
     expected = (
         'MixerConfig: Softmax has no field "windw". Nearest: "window". Fields: window, scale, cap, sinks, temperature.'

@@ -40,6 +40,7 @@ from glassformer.studies import (
     pola_entropy,
     sana_generator,
     sana_places,
+    task_experts,
     titans_forgetting,
     titans_memory,
     two_layers_for_induction,
@@ -390,3 +391,14 @@ def test_two_layers_reach_what_the_study_says():
         felt = torch.autograd.grad(model.eval().resume(0, stream)[0, -1].square().sum(), stream)[0]
         seen = (felt[0].abs().sum(-1) > 0).nonzero()
         assert length - 1 - int(seen.min()) == reach, memory
+
+
+def test_the_unseen_task_of_experts_is_longer_than_any_that_is_trained_on_and_fits_their_decoder():
+    seen, unseen = task_experts.TASKS[str(task_experts.UNSEEN.kind)], task_experts.UNSEEN
+    recipe, trained = task_experts.RECIPE, [len(one.prompt.split()) for one in seen.questions(200)]
+    asked = unseen.questions(50, "heldout") + unseen.questions(50, "test")
+    assert min(len(one.prompt.split()) for one in asked) > max(trained) == seen.longest().prompt
+    assert all(seen.answer(one.prompt) == one.answer for one in asked)
+    assert set(unseen.symbols() or ()) <= set(recipe.data.symbols() or ())
+    # <bos> in front and the end behind
+    assert sum(unseen.longest()) + 2 <= recipe.model.max_len

@@ -19,9 +19,9 @@ from glassformer.models.accounting import count_parameters
 from glassformer.models.block import BlockConfig
 from glassformer.training import OptimConfig
 from glassformer.training.parallel import Mesh, Plan, SequenceShards, lasp_plus, plan, ring_attention
+from glassformer.training.parallel.fitting_meshes import note_of_room
 from glassformer.training.parallel.plan import GIB
 from glassformer.training.parallel.rank_part import rank_part
-from glassformer.training.parallel.room import note_of_room
 from glassformer.training.parallel.sharding import sharded
 from glassformer.training.parallel.units import units_of
 from glassformer.training.parallel.wire import Pass, exchanges, memory_bytes, ring_bytes

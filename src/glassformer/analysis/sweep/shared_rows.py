@@ -19,7 +19,7 @@ from glassformer.analysis.sweep._resolve import said
 from glassformer.analysis.sweep.metrics import Metric
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import ModuleLike
-from glassformer.models.row_ranks import ALONE, RowRanks, row_ranks
+from glassformer.models.row_ranks import ONE_RANK, RowRanks, row_ranks
 from glassformer.trace import Edit, Site
 
 
@@ -33,7 +33,7 @@ def sharing(model: ModuleLike, grad: bool) -> RowRanks:
     Raises:
         AnalysisUnavailable: Ranks hold parts of the model, so that all of them take part in every pass.
     """
-    ranks = ALONE if grad else row_ranks()
+    ranks = ONE_RANK if grad else row_ranks()
     if ranks.size > 1 and any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         raise AnalysisUnavailable(
             "sweep: ranks hold parts of this model, and run each pass together, so none can run rows of its own.\n"

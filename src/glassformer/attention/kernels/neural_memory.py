@@ -105,7 +105,9 @@ class _Memory(NamedTuple):
 
     def state(self, lead: torch.Size) -> MemoryState:
         """Return the state of a batch of heads."""
-        opened, weights = (tuple(x.unflatten(0, lead) for x in part) for part in (self.opened, self.weights))
+        # a chunk opens with half of what weights and momentum lie in together: a view would keep both for one
+        opened = tuple(x.contiguous().unflatten(0, lead) for x in self.opened)
+        weights = tuple(x.unflatten(0, lead) for x in self.weights)
         momentum = tuple(x[:, x.shape[1] // 2 :].unflatten(0, lead) for x in self.both)
         return MemoryState(opened, weights, momentum)
 

@@ -86,8 +86,8 @@ def share_layers(model: Model, devices: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, Norm | PositionTable) and _has_parameters(module):
             # torch's types lack what both functions return
-            read, given = cast(Any, _read), cast(Any, _given)
-            distribute_module(module, devices, _replicated, read, given)
+            replicated_input, local_output = cast(Any, _replicated_input), cast(Any, _local_output)
+            distribute_module(module, devices, _replicated, replicated_input, local_output)
     _share_vocabulary(model, devices)
     left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     require(not left, f'tensor parallel: ranks cannot share "{", ".join(left[:1])}". Let them share rows (dp).')
@@ -210,11 +210,11 @@ def _replicated(name: str, module: nn.Module, devices: DeviceMesh) -> None:
         module.register_parameter(own, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
 
-def _read(module: nn.Module, inputs: tuple[Any, ...], devices: DeviceMesh) -> tuple[Any, ...]:
+def _replicated_input(module: nn.Module, inputs: tuple[Any, ...], devices: DeviceMesh) -> tuple[Any, ...]:
     return _on_all(inputs[0], devices), *inputs[1:]
 
 
-def _given(module: nn.Module, output: Any, devices: DeviceMesh) -> Tensor:
+def _local_output(module: nn.Module, output: Any, devices: DeviceMesh) -> Tensor:
     return output.to_local()
 
 

@@ -18,7 +18,7 @@ from glassformer.analysis.circuits import acdc
 from glassformer.analysis.sweep import Metric, Sweep, grid, logit_difference, sweep, token_loss
 from glassformer.analysis.sweep.shared_rows import SharedRows, owners
 from glassformer.errors import ConfigError, GlassformerError, RankLost
-from glassformer.models.row_ranks import ALONE
+from glassformer.models.row_ranks import ONE_RANK
 from glassformer.testing import close
 from glassformer.testing.models import subject
 from glassformer.trace import Add, At, Scale, Set, Take
@@ -128,7 +128,7 @@ def test_units_are_shared_in_their_order_and_by_what_they_cost() -> None:
         shares = [sum(cost for cost, owner in zip(costs, found, strict=True) if owner == rank) for rank in range(ranks)]
         # a middle may lie just within
         assert max(shares) <= sum(costs) / ranks + max(costs)
-    shared = SharedRows(ALONE, [(2,), (0, 3), (1,)], [1, 2, 1])
+    shared = SharedRows(ONE_RANK, [(2,), (0, 3), (1,)], [1, 2, 1])
     assert shared.own == shared.rows == [2, 0, 3, 1] and shared.totals(3, 4) == [3, 4]
     assert owners([1] * 2, 4) == [1, 3]
 

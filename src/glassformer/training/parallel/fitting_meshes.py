@@ -1,4 +1,4 @@
-"""Whether a model has room on a mesh: by how much it has not, and which meshes would do.
+"""Meshes on which a model would fit, where it does not fit on the one that was planned, and by how much it does not.
 
 Sought are the fewest ranks for each way to cut layers, rows shared among twice as many ranks until a rank has room.
 """
