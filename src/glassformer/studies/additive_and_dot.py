@@ -109,7 +109,7 @@ STUDY = Study(
     run=run,
     grid={"reads": tuple(MIXERS), "width": (NARROW, 32, WIDE)},
     skip=lambda point: point["reads"] == FIXED and point["width"] != 32,
-    scales={"smoke": Scale(2, {"steps": 3, "longest": 5}), "small": Scale(3, {"steps": 600, "longest": 20})},
+    scales={"smoke": Scale(1, {"steps": 3, "longest": 5}), "small": Scale(3, {"steps": 600, "longest": 20})},
     measures={
         "accuracy_short": Measure("Share of words that are right, sources of 4 words"),
         "accuracy_long": Measure("Share of words that are right, sources of the largest length trained on"),

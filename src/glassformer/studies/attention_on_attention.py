@@ -111,7 +111,7 @@ STUDY = Study(
     question="Does attention over rows of weights find what depends on which items attend alike?",
     run=run,
     grid={"mechanism": tuple(MIXERS), "layers": (1, 2)},
-    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(5, {"steps": 3000}), "full": Scale(8, {"steps": 12_000})},
+    scales={"smoke": Scale(1, {"steps": 8}), "small": Scale(5, {"steps": 3000}), "full": Scale(8, {"steps": 12_000})},
     measures={
         "over_best": Measure("Loss on the next item less that of a perfect model", "nats"),
         "hit_1": Measure("Rate of next items that are held most likely, of that of a perfect model"),

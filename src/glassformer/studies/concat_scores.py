@@ -76,7 +76,7 @@ STUDY = Study(
     question="What does the tanh do in a score of query and key side by side?",
     run=run,
     grid={"score": tuple(MIXERS)},
-    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(3, {"steps": 800}), "full": Scale(5, {"steps": 4000})},
+    scales={"smoke": Scale(1, {"steps": 8}), "small": Scale(3, {"steps": 800}), "full": Scale(5, {"steps": 4000})},
     measures={
         "share_of_chance": Measure(
             "Loss on what a key recalls, of that of guessing among sixteen symbols", learned=True

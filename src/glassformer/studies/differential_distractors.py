@@ -62,7 +62,7 @@ STUDY = Study(
     run=run,
     grid={"mechanism": tuple(MIXERS)},
     scales={
-        "smoke": Scale(2, {"steps": 5, "length": 40}),
+        "smoke": Scale(1, {"steps": 5, "length": 40}),
         "small": Scale(8, {"steps": 1500, "length": 64}),
         "full": Scale(8, {"steps": 10_000, "length": 256}),
     },

@@ -95,7 +95,7 @@ STUDY = Study(
     run=run,
     grid={"mechanism": tuple(MIXERS)},
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 20, "length": 32}),
+        "smoke": Scale(seeds=1, settings={"steps": 20, "length": 32}),
         "small": Scale(seeds=8, settings={"steps": 250, "length": 128}),
         "full": Scale(seeds=8, settings={"steps": 2000, "length": 512}),
     },

@@ -113,7 +113,10 @@ STUDY = Study(
     question="Does attention spread in longer texts, do scores that grow with log n keep it, and does that help?",
     run=run,
     grid={"scores": (MILD, SHARP, TEXT), "temperature": (PLAIN, LOG_N, TESTED), "n": (TRAINED, 128, LONG, LONGEST)},
-    scales={"smoke": Scale(1, {"steps": 5, "rows": 16}), "small": Scale(3, {"steps": 800, "rows": 256})},
+    scales={
+        "smoke": Scale(1, {"steps": 5, "rows": 16}, {"n": (TRAINED, LONG)}),
+        "small": Scale(3, {"steps": 800, "rows": 256}),
+    },
     measures={
         "entropy": Measure("Entropy of a row that sees n keys, mean over heads", "nats"),
         "spread": Measure("Standard deviation of a row of scores that heads have learned"),

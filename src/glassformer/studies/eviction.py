@@ -74,7 +74,10 @@ STUDY = Study(
     question="Do heads look at the ends of a long context, and can what they do not look at go?",
     run=run,
     grid={"model": (SHIPPED, BEGUN), "kept": (ALL, ENDS, LAST, SPACED), "share": (1.0, 0.5, 0.25, 0.125)},
-    scales={"smoke": Scale(1, {"rows": 1, "steps": 2}), "small": Scale(3, {"rows": 32, "steps": 1200})},
+    scales={
+        "smoke": Scale(1, {"rows": 1, "steps": 2}, {"share": (1.0, 0.125)}),
+        "small": Scale(3, {"rows": 32, "steps": 1200}),
+    },
     measures={
         "loss": Measure("Loss in the last quarter of 256 tokens, of which each position keeps a share", "nats"),
         "of_shape": Measure(

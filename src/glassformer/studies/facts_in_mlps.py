@@ -186,7 +186,7 @@ STUDY = Study(
     question="Do facts lie in the MLPs, and can one be rewritten there by a forward pass alone?",
     run=run,
     grid={"parts": (BOTH, ATTENTION)},
-    scales={"smoke": Scale(2, {"steps": 3, "facts": 2}), "small": Scale(8, {"steps": 2500, "facts": 24})},
+    scales={"smoke": Scale(1, {"steps": 3, "facts": 2}), "small": Scale(8, {"steps": 2500, "facts": 24})},
     measures={
         "known": Measure("Share of facts that are known", learned=True),
         "trace_mlp": Measure("Share of the answer that MLPs' writes at the subject bring back"),

@@ -194,7 +194,7 @@ STUDY = Study(
     run=run,
     grid={"positions": (RECURRENT, LEARNED, NONE)},
     scales={
-        "smoke": Scale(2, {"steps": 4, "pool": 256}),
+        "smoke": Scale(1, {"steps": 4, "pool": 256}),
         "small": Scale(8, {"steps": 600, "pool": 2048}),
     },
     measures={

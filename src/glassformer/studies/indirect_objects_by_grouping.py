@@ -161,7 +161,7 @@ STUDY = Study(
     run=run,
     grid={"keys": (MHA, GQA, MQA)},
     scales={
-        "smoke": Scale(2, {"steps": 2, "pairs": 64, "asked": 8}),
+        "smoke": Scale(1, {"steps": 2, "pairs": 64, "asked": 8}),
         "small": Scale(8, {"steps": 1500, "pairs": 4096, "asked": 128}),
     },
     measures={

@@ -114,7 +114,7 @@ STUDY = Study(
     question="What does the frame learn without attention in it?",
     run=run,
     grid={"mixer": (ATTENTION, IDENTITY, POOLING), "task": tuple(TASKS)},
-    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 150})},
+    scales={"smoke": Scale(1, {"steps": 4}), "small": Scale(8, {"steps": 150})},
     measures={
         "share_unlearned": Measure(
             "Loss above the best there is, of what guessing any symbol is above it; guessing one of the four values "

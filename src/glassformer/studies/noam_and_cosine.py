@@ -65,7 +65,7 @@ STUDY = Study(
     run=run,
     grid={"schedule": (NOAM, COSINE, CUT, CONSTANT)},
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 10}),
+        "smoke": Scale(seeds=1, settings={"steps": 10}),
         "small": Scale(seeds=5, settings={"steps": 400}),
         "full": Scale(seeds=5, settings={"steps": 8000}),
     },

@@ -135,7 +135,7 @@ STUDY = Study(
     run=run,
     grid={"block": (PRE, POST, WARMED, BARE, ALONE), "depth": (SHALLOW, 6, DEEP)},
     scales={
-        "smoke": Scale(2, {"steps": 2, "warmup": 1}, {"depth": (SHALLOW, 6)}),
+        "smoke": Scale(1, {"steps": 2, "warmup": 1}, {"depth": (SHALLOW, 6)}),
         "small": Scale(8, {"steps": 200, "warmup": 40}),
     },
     measures={

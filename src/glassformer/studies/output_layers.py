@@ -78,7 +78,7 @@ STUDY = Study(
     run=run,
     grid={"layer": (FULL, ADAPTIVE, TREE)},
     scales={
-        "smoke": Scale(seeds=2, settings={"words": 200, "steps": 5}),
+        "smoke": Scale(seeds=1, settings={"words": 200, "steps": 5}),
         "small": Scale(seeds=3, settings={"words": 2000, "steps": 5000}),
         "full": Scale(seeds=5, settings={"words": 2000, "steps": 40_000}),
     },

@@ -166,7 +166,7 @@ STUDY = Study(
     grid={"mixer": (SOFTMAX, RELU, PERFORMER, POLA, BARE, NONE), "task": tuple(TASKS)},
     skip=lambda point: point["mixer"] == NONE and point["task"] == DIGITS,
     scales={
-        "smoke": Scale(2, {"shapes_steps": 3, "digits_steps": 3}),
+        "smoke": Scale(1, {"shapes_steps": 3, "digits_steps": 3}),
         "small": Scale(3, {"shapes_steps": 800, "digits_steps": 300}),
     },
     measures={

@@ -154,7 +154,7 @@ STUDY = Study(
     run=run,
     grid={"mixer": (SANA, UNIFORM), "places": (CONVOLUTION, POSITIONS)},
     scales={
-        "smoke": Scale(2, {"steps": 3, "samples": 20, "sampling": 2, "packaged": True}),
+        "smoke": Scale(1, {"steps": 3, "samples": 20, "sampling": 2, "packaged": True}),
         "small": Scale(8, {"steps": 500, "samples": 1000, "sampling": 25, "packaged": False}),
     },
     measures={

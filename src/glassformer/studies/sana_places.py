@@ -100,7 +100,7 @@ STUDY = Study(
     question="Does the convolution of the Mix-FFN tell places, where there are no positions?",
     run=run,
     grid={"layer": (PLACED, MIX, POINTWISE)},
-    scales={"smoke": Scale(2, {"steps": 4}), "small": Scale(8, {"steps": 200})},
+    scales={"smoke": Scale(1, {"steps": 4}), "small": Scale(8, {"steps": 200})},
     measures={
         "accuracy": Measure("Share of held-out images that are answered right; guessing finds 0.25", learned=True),
         "moved": Measure("The same with the patches of each image in other places, drawn at random"),

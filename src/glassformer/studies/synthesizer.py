@@ -99,7 +99,7 @@ STUDY = Study(
     question="What can be learned without comparing tokens, and what cannot?",
     run=run,
     grid={"mechanism": tuple(MIXERS), "task": tuple(TASKS)},
-    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(8, {"steps": 800}), "full": Scale(8, {"steps": 4000})},
+    scales={"smoke": Scale(1, {"steps": 8}), "small": Scale(8, {"steps": 800}), "full": Scale(8, {"steps": 4000})},
     measures={
         "share_of_chance": Measure(
             "Loss on what is determined, of that of guessing among sixteen symbols", learned=True

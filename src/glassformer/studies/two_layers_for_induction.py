@@ -83,7 +83,7 @@ STUDY = Study(
     run=run,
     grid={"model": (ONE, SMEARED, TWO, COUNTS)},
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 20}),
+        "smoke": Scale(seeds=1, settings={"steps": 20}),
         "small": Scale(seeds=8, settings={"steps": 4000}),
     },
     measures={

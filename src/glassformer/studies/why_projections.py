@@ -121,7 +121,7 @@ STUDY = Study(
     question="What is lost if queries and keys share a matrix, or have none?",
     run=run,
     grid={"matrices": tuple(PROJECTIONS), "init": (XAVIER, SMALL)},
-    scales={"smoke": Scale(2, {"steps": 20}), "small": Scale(8, {"steps": 6000})},
+    scales={"smoke": Scale(1, {"steps": 20}), "small": Scale(8, {"steps": 6000})},
     measures={
         "share_of_chance": Measure("Loss on whether the next symbol is in the row, of that of guessing", learned=True),
         "asymmetry": Measure("Size of the antisymmetric part of the scores of symbols, of their size"),

@@ -92,7 +92,7 @@ STUDY = Study(
     question="What is an exponential for, where scores over their sum would be weights, too?",
     run=run,
     grid={"weights": tuple(MIXERS)},
-    scales={"smoke": Scale(2, {"steps": 20}), "small": Scale(5, {"steps": 4000})},
+    scales={"smoke": Scale(1, {"steps": 20}), "small": Scale(5, {"steps": 4000})},
     measures={
         "rank": Measure("Rank of the pattern of 128 queries and keys of width 8, drawn at random"),
         "found": Measure("Weight on the right one of 64 keys, learned with width 4"),

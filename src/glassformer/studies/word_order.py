@@ -145,7 +145,7 @@ STUDY = Study(
     question="What tells the order of words, and which positions tell it soonest within the trained length?",
     run=run,
     grid={"reading": (BOTH, BACKWARDS), "positions": SCHEMES},
-    scales={"smoke": Scale(2, {"steps": 2}), "small": Scale(8, {"steps": 300})},
+    scales={"smoke": Scale(1, {"steps": 2}), "small": Scale(8, {"steps": 300})},
     measures={
         "share_unlearned": Measure("Loss of the word before each, of guessing any word that is seen", learned=True),
         "mean_loss": Measure("Mean loss over all steps of training, of guessing: less if it was learned sooner"),

@@ -12,6 +12,8 @@ that it names. It is taken from the source, so line numbers, comments and format
 What this cannot see: a method that a class newly overrides although none of its own ran before, and code outside the
 packages that are looked at. Versions of Python and PyTorch are kept beside a run for that reason. The engine itself is
 left out.
+
+Python's own profiler notes what runs. While it is on, no other profiler can be.
 """
 
 import ast
@@ -19,9 +21,10 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
+from cProfile import Profile
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Self
 
 OURS = "glassformer"
@@ -38,6 +41,8 @@ class Recorder:
     """
 
     _open: "list[Recorder]" = []
+    # a hook in C: one in Python takes longer than most functions do
+    _profile = Profile(subcalls=False, builtins=False)
 
     def __init__(self, packages: Iterable[str] = ()) -> None:
         self.packages = (OURS, *packages)
@@ -45,15 +50,25 @@ class Recorder:
         self._known: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        if not Recorder._open:
-            sys.setprofile(_note)
+        Recorder._note()
+        Recorder._profile.enable()
         Recorder._open.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
+        Recorder._note()
         Recorder._open.remove(self)
-        if not Recorder._open:
-            sys.setprofile(None)
+        if Recorder._open:
+            Recorder._profile.enable()
+
+    @classmethod
+    def _note(cls) -> None:
+        """Stop the profiler, and tell those that are open what ran since it began."""
+        cls._profile.disable()
+        ran = {entry.code for entry in cls._profile.getstats() if isinstance(entry.code, CodeType)}
+        cls._profile.clear()
+        for recorder in cls._open:
+            recorder._ran |= ran
 
     def add(self, known: Mapping[str, str]) -> None:
         """Count code that ran at another time, by its digests then."""
@@ -69,12 +84,6 @@ class Recorder:
                 name = f"{module}:{_outermost(code.co_qualname)}"
                 found[name] = digest(name)
         return dict(sorted(found.items()))
-
-
-def _note(frame: FrameType, event: str, argument: Any) -> None:
-    if event == "call":
-        for recorder in Recorder._open:
-            recorder._ran.add(frame.f_code)
 
 
 def _files(packages: Iterable[str]) -> dict[str, str]:

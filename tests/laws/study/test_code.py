@@ -118,14 +118,27 @@ def test_a_function_that_is_gone_is_changed(module):
     assert digest("no_such_module:f") == "" and changed({"no_such_module:f": "x"}) == ["no_such_module:f"]
 
 
+def test_what_ends_in_an_error_and_what_is_left_half_way_ran_too(module):
+    found = module(SOURCE + "\n\ndef fails():\n    raise KeyError\n\n\ndef some():\n    yield 1\n    yield 2\n")
+    with pytest.raises(KeyError), Recorder(["dependency_of_a_run"]) as recorder:
+        begun = found.some()
+        next(begun)
+        found.fails()
+    found.inner(1)
+    names = {name.partition(":")[2] for name in recorder.digests() if name.startswith("dependency")}
+    assert names == {"some", "fails"} and sys.getprofile() is None
+
+
 def test_recorders_nest_and_take_what_ran_at_another_time(module):
     found = module(SOURCE)
     with Recorder(["dependency_of_a_run"]) as whole:
         found.inner(1)
         with Recorder(["dependency_of_a_run"]) as part:
             found.outer(1)
+        found.Thing().grow()
         whole.add({"elsewhere:f": "1234"})
     names = [name.partition(":")[2] for name in whole.digests()]
-    assert {"inner", "outer", "f"} <= set(names)
-    assert "dependency_of_a_run:outer" in part.digests() and "elsewhere:f" not in part.digests()
+    assert {"inner", "outer", "Thing.grow", "f"} <= set(names)
+    assert "dependency_of_a_run:outer" in part.digests() and "dependency_of_a_run:Thing.grow" not in part.digests()
+    assert "elsewhere:f" not in part.digests()
     assert sys.getprofile() is None
