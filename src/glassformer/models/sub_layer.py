@@ -152,7 +152,7 @@ class SubLayer:
 
     def kept(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
         """Return what it leaves of the stream, or of an addend or a direction of it: itself but on the sphere."""
-        return x if self.lost is None else x * (1 - self.lost.detach())
+        return x if self.lost is None else x * (1 - self.lost.detach()).to(x.device)
 
     def reads(self, earlier: "SubLayer") -> bool:
         """Whether what another sub-layer writes is on the stream that this one reads."""

@@ -113,7 +113,7 @@ def test_neurons_that_do_not_divide_are_refused() -> None:
 def test_rates_and_factors_that_all_ranks_would_read_whole_are_refused() -> None:
     two: Any = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 2)
     sphere = normalised_block(16, n_heads=4, mixer=Softmax(), qk_norm=False, mlp=Mlp(8, bias=False))
-    with pytest.raises(ConfigError, match='"blocks[.]0[.]attn" moves the stream on a sphere'):
+    with pytest.raises(ConfigError, match=r'"blocks\.0\.attn" moves the stream on a sphere'):
         share_layers(MODEL.replace(layers=(sphere,), final_norm=NoNorm()).build(), two)
     with pytest.raises(ConfigError, match="multiplies its neurons by learned factors"):
         Mlp(8, bias=False, scale=LearnedScale()).build(16, 32, 0, "blocks.0.mlp").take_part(0, 2)

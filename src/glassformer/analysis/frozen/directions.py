@@ -79,7 +79,7 @@ class Directions:
 
     def __mul__(self, each: Float[Tensor, " d_model"]) -> "Directions":
         """Return the directions with every coordinate multiplied."""
-        return Directions(self.distinct * each.detach(), self.which, self.factor)
+        return Directions(self.distinct * each.detach().to(self.distinct.device), self.which, self.factor)
 
     def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
         """Return the directions before a norm that has these behind it."""
