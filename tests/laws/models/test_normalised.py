@@ -18,11 +18,14 @@ from glassformer.analysis.frozen import writes
 from glassformer.attention import Attention, Concat, CoordinateScales, LearnedScale, NoPositions, Rope, Softmax
 from glassformer.checkpoints import load, save
 from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.handmade import rotated
 from glassformer.models import (
     BlockConfig,
     Decoder,
+    DecoderConfig,
     Mlp,
     ModelConfig,
+    NoNorm,
     RmsNorm,
     UnitNorm,
     block,
@@ -36,6 +39,7 @@ from glassformer.models.accounting import count_parameters
 from glassformer.models.sampling import GREEDY
 from glassformer.models.stack import make_context
 from glassformer.testing import applies, close
+from glassformer.testing.layers import randomise
 from glassformer.testing.models import subject
 from glassformer.trace import Set, Tape
 from one_pass import in_one_pass
@@ -193,6 +197,14 @@ def test_it_comes_back_as_it_was_saved_and_counts_what_it_holds(tmp_path) -> Non
     assert sum(counted.values()) == sum(parameter.numel() for parameter in model.parameters())
     assert counted["norms"] == 4 * WIDTH and counted["mechanism"] == 2 * WIDTH
     assert counted["unembedding"] == 11 * (WIDTH + 1)
+
+
+def test_a_rotation_of_the_stream_turns_what_is_stored_and_no_factor() -> None:
+    layers = (block(n_heads=2, norm=NoNorm(), mlp=Mlp(8, gated=True, bias=False, scale=LearnedScale(1.0, 0.5))),)
+    factors = {"token_scale": LearnedScale(1.0, 0.3), "unembed_scale": 0.5}
+    config = DecoderConfig(11, WIDTH, layers, max_len=24, final_norm=NoNorm(), tied=False, **factors)
+    model = randomise(config.build().double().eval(), 0)
+    close(rotated(model)(IDS), model(IDS))
 
 
 def test_weights_folded_or_not_give_its_logits() -> None:
