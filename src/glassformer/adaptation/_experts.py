@@ -98,6 +98,10 @@ class ExpertConfig(Config):
             self.objective == "reward" or self.baseline == "none",
             f'expert: baseline="{self.baseline}" is taken from rewards; objective="{self.objective}" has none.',
         )
+        require(
+            not self.optim.unit_vectors,
+            "expert: optim.unit_vectors is of a model's matrices, which an expert leaves as they are. Leave it out.",
+        )
 
     def build(self, model: ModelLike) -> Adapter:
         """An adapter to begin training from; raises as `AdapterConfig.build`.

@@ -23,7 +23,7 @@ Held = Literal[
 # at which sites a model has what is held; scales of queries and keys have none, gradients are of any model
 _HELD_AT: dict[Held, Callable[[Site], bool]] = {
     "patterns": lambda site: site.quantity == "pattern",
-    "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
+    "norm scales": lambda site: site.quantity in ("scale", "z_scale", "out_scale", "write_scale", "sum_scale"),
     "gates": lambda site: site.quantity == "gate_in",
     "readout": lambda site: site.part == "readout" and site.quantity == "pre",
 }

@@ -5,6 +5,7 @@ from glassformer.attention.depthwise import Depthwise
 from glassformer.attention.grid import Grid
 from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
+from glassformer.attention.learned_scale import LearnedScale
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import (
     AdaptiveSpan,
@@ -95,7 +96,13 @@ from glassformer.attention.projections import (
 )
 from glassformer.attention.softmax_weights import SoftmaxWeights, SoftmaxWeightsMixer
 from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
-from glassformer.attention.temperature import AdaptiveTemperature, LearnedTemperature, LogN, Temperature
+from glassformer.attention.temperature import (
+    AdaptiveTemperature,
+    CoordinateScales,
+    LearnedTemperature,
+    LogN,
+    Temperature,
+)
 from glassformer.attention.token_shift import TokenShift
 
 __all__ = [
@@ -115,6 +122,7 @@ __all__ = [
     "ConcatLinear",
     "Context",
     "Convolved",
+    "CoordinateScales",
     "Delta",
     "Depthwise",
     "Differential",
@@ -129,6 +137,7 @@ __all__ = [
     "HeadNorm",
     "LastKey",
     "Latent",
+    "LearnedScale",
     "LearnedTemperature",
     "Lightning",
     "Linear",

@@ -19,6 +19,7 @@ from glassformer.attention.mixer import Dims, MixerConfig, Traits, no_pattern, p
 from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, ProjectionInputs, Separate, Which
 from glassformer.attention.sub_layer import Parallel, SubLayerConfig, SubLayerModule
+from glassformer.attention.temperature import CoordinateScales
 from glassformer.config import UNSAID, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -222,6 +223,12 @@ class AttentionLayer(SubLayerModule):
             config.mixer.stores_keys or not self.positions.at_read,
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
             "at_read=False.",
+        )
+        require(
+            not (self.positions.at_read or config.positions.turns_for_each)
+            or not isinstance(getattr(config.mixer, "temperature", None), CoordinateScales),
+            f'attention: positions "{config.positions.kind}" as set here turn queries when they meet keys, and scales '
+            "(CoordinateScales) are of coordinates that are turned already; use Rope().",
         )
         self.projection.check(self.positions)
         if self.projection.stores_keys and not config.cross:

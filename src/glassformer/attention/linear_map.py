@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from glassformer.attention.learned_scale import LearnedScale
+
 
 class LinearMap(nn.Linear):
     """`nn.Linear` by the quicker route."""
@@ -67,6 +69,38 @@ class NarrowMap(nn.Module):
         return self.outwards(self.inwards(x))
 
 
+class ScaledMap(nn.Module):
+    """A linear map each of whose outputs has a learned factor: y = (x W') * scale."""
+
+    bias = None
+
+    def __init__(self, d_in: int, d_out: int, scale: LearnedScale, times: float = 1.0) -> None:
+        """Make a map.
+
+        Args:
+            d_in: Numbers it reads.
+            d_out: Numbers it gives.
+            scale: Their factors.
+            times: What these are multiplied by besides.
+        """
+        super().__init__()
+        self.unscaled = LinearMap(d_in, d_out, bias=False)
+        self.config, self.times, self.scale = scale, times, scale.stored(d_out)
+
+    @property
+    def factors(self) -> Float[Tensor, " d_out"]:
+        """What the outputs of the matrix that is stored are multiplied by."""
+        return self.config.factors(self.scale) * self.times
+
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """The matrix with the factors in it, which is stored nowhere."""
+        return self.unscaled.weight * self.factors[:, None]
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        return self.unscaled(x) * self.factors
+
+
 class IdentityMap(nn.Module):
     """What stands in a linear map's place where there is none: y = x."""
 
@@ -89,13 +123,15 @@ class IdentityMap(nn.Module):
 
 
 def parameters_of(
-    part: str, maps: nn.Linear | LinearMaps | NarrowMap | IdentityMap | None
+    part: str, maps: nn.Linear | LinearMaps | NarrowMap | ScaledMap | IdentityMap | None
 ) -> Iterator[tuple[str, int]]:
     """Yield how many parameters a map has, as those of a part and as biases."""
     if isinstance(maps, IdentityMap):
         return
     if isinstance(maps, NarrowMap):
         yield part, maps.inwards.weight.numel() + maps.outwards.weight.numel()
+    elif isinstance(maps, ScaledMap):
+        yield part, maps.unscaled.weight.numel() + maps.scale.numel()
     elif maps is not None:
         yield part, maps.weight.numel()
         yield "biases", 0 if maps.bias is None else maps.bias.numel()

@@ -19,7 +19,7 @@ from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_wit
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig
 from glassformer.attention.scores import masked_softmax, placed
 from glassformer.attention.temperature import Temperature
-from glassformer.config import UNSAID
+from glassformer.config import UNSAID, require
 from glassformer.trace import Tape, changes, site
 
 
@@ -83,7 +83,18 @@ class SoftmaxWeightsMixer(Mixer):
             bilinear_scores=bilinear and not capped, capped_scores=bilinear and capped,
         )  # fmt: skip
         self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
-        self.temperature = None if config.temperature is None else config.temperature.build(dims.n_heads)
+        built = None if config.temperature is None else config.temperature.build(dims.n_heads, dims.d_head)
+        self.temperature = built
+        if built is not None and built.by_coordinate:
+            require(
+                self.traits.by_products,
+                f'attention: a temperature by coordinate is of products of queries and keys; "{config.kind}" makes '
+                'scores otherwise. Use LearnedTemperature(), one factor per head, or the mixer "softmax".',
+            )
+            # other queries with the same products have other coordinates
+            self.traits = replace(self.traits, by_products=False)
+            # nor does a rotation keep products of scaled coordinates
+            self.by_offset = False  # type: ignore[misc]
 
     @property
     def scale(self) -> float:

@@ -3,12 +3,12 @@
     pattern = softmax(factor * score)        factor = 1 / temperature
 
 A factor of a head or of a query multiplies scores before they are capped, before positions add to them and before the
-mask; so it may as well multiply queries, and fused kernels remain. One that goes by the scores themselves acts on what
-softmax reads.
+mask; so it may as well multiply queries, and fused kernels remain. One of each coordinate does so to the addends of a
+score. One that goes by the scores themselves acts on what softmax reads.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from glassformer.arguments import Amount, Positive, Within
 from glassformer.attention.context import Context
+from glassformer.attention.learned_scale import LearnedScale
 from glassformer.attention.scores import masked_softmax
 from glassformer.config import Config, require
 
@@ -26,23 +27,24 @@ SMALLEST = 1e-9  # added to a weight before its logarithm is taken
 class Temperature(Config, family=True):
     """What multiplies scores."""
 
-    def build(self, n_heads: int) -> "Sharpness":
+    def build(self, n_heads: int, d_head: int) -> "Sharpness":
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
 
 
 class Sharpness(nn.Module):
     """What a temperature does to scores; kinds replace the method they need, the others leave scores as they are."""
 
-    # whether the factor differs from query to query
+    # whether the factor differs from query to query, and from coordinate to coordinate
     by_query: ClassVar[bool] = False
+    by_coordinate: ClassVar[bool] = False
 
     @property
     def reads_scores(self) -> bool:
         """Whether scores have to be made for it: a fused kernel has none to show."""
         return False
 
-    def of_heads(self) -> Float[Tensor, "head 1 1"] | None:
-        """Return each head's factor; None for one."""
+    def of_heads(self) -> Float[Tensor, "head 1 width"] | None:
+        """Return each head's factor, or that of each coordinate of its queries; None for one."""
         return None
 
     def of_queries(self, context: Context, n_queries: int, window: int | None) -> Float[Tensor, "b h query 1"]:
@@ -79,7 +81,7 @@ class LogN(Temperature, kind="log_n"):
     length: Annotated[int, Within(2)]
     beyond: bool = False
 
-    def build(self, n_heads: int) -> "LogNSharpness":
+    def build(self, n_heads: int, d_head: int) -> "LogNSharpness":
         return LogNSharpness(self)
 
 
@@ -110,7 +112,7 @@ class LearnedTemperature(Temperature, kind="learned"):
 
     start: Positive = 1.0
 
-    def build(self, n_heads: int) -> "LearnedSharpness":
+    def build(self, n_heads: int, d_head: int) -> "LearnedSharpness":
         return LearnedSharpness(self, n_heads)
 
 
@@ -121,6 +123,39 @@ class LearnedSharpness(Sharpness):
 
     def of_heads(self) -> Float[Tensor, "head 1 1"]:
         return self.log_factor[:, None, None].exp()
+
+
+@dataclass(frozen=True)
+class CoordinateScales(Temperature, kind="coordinates"):
+    """A learned scale of each coordinate of a head, by which queries and keys are both multiplied.
+
+        score = sum_i  s_i^2 q_i k_i * scale
+
+    Both factors stand at the query, which gives the same scores and the same gradients. They act on what positions have
+    turned: where two coordinates that turn together have other scales, scores go by more than the distance.
+
+    Args:
+        scale: Where the scales begin, and at what size they are stored.
+
+    Source: Loshchilov et al. 2024, "nGPT" (2410.01131), section 2.3, by head as in the authors' code. They stand behind
+    `QueryKeyNorm(gains="none")`, under which the usual scale makes sqrt(d_head) times the cosine, as published.
+    """
+
+    scale: LearnedScale = field(default_factory=LearnedScale)
+
+    def build(self, n_heads: int, d_head: int) -> "CoordinateSharpness":
+        return CoordinateSharpness(self, n_heads, d_head)
+
+
+class CoordinateSharpness(Sharpness):
+    by_coordinate = True
+
+    def __init__(self, config: CoordinateScales, n_heads: int, d_head: int) -> None:
+        super().__init__()
+        self.config, self.scale = config, config.scale.stored(n_heads, d_head)
+
+    def of_heads(self) -> Float[Tensor, "head 1 d_head"]:
+        return self.config.scale.factors(self.scale).square()[:, None]
 
 
 @dataclass(frozen=True)
@@ -150,7 +185,7 @@ class AdaptiveTemperature(Temperature, kind="adaptive"):
     def __post_init__(self) -> None:
         require(len(self.coefficients) > 0, "adaptive temperature: a polynomial has at least one coefficient.")
 
-    def build(self, n_heads: int) -> "AdaptiveSharpness":
+    def build(self, n_heads: int, d_head: int) -> "AdaptiveSharpness":
         return AdaptiveSharpness(self)
 
 

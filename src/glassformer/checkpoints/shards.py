@@ -102,7 +102,7 @@ class AttentionReader:
     def __getitem__(self, i: int) -> AttentionWeights:
         block, part = self.keys[i]
         before = block.names[0] if block.config.shared_norm else part
-        own = self._read(block, [part, f"{before}_norm", f"{part}_norm_after"])
+        own = self._read(block, [part, f"{before}_norm", f"{part}_norm_out", f"{part}_norm_after"])
         layer = next(one for one in sub_layers_of([own], "") if one.name == part)
         assert layer.attention is not None, "keys are those of attention layers"
         found = attention_views(layer.attention, "", part, layer.write_norm)

@@ -18,6 +18,7 @@ from glassformer.attention import (
     Separate,
     Softmax,
 )
+from glassformer.attention.linear_map import ScaledMap
 from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, Mlp, NoNorm
@@ -223,7 +224,7 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     rotation = (q * r.diagonal().sign()).to(model.embed.weight.dtype)
     with torch.no_grad():
         # the rows of these hold stream vectors: writes, or what a dot product with the stream reads
-        matrices = [turned.embed.weight] + ([] if model.config.tied else [turned.unembed.weight])
+        matrices = [turned.embed.stored] + ([] if model.config.tied else [turned.unembed.stored])
         matrices += [] if table is None else [_position_table(turned)]
         for module in turned.modules():
             if isinstance(module, AttentionLayer):
@@ -232,9 +233,9 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
                 matrices += [b for b in [module.merge.output.bias] if b is not None]
                 matrices += [] if module.merge.gate is None else [module.merge.gate.weight]
             if isinstance(module, MlpLayer | ExpertsLayer):
-                matrices += [module.input.weight, module.output.weight.mT]
+                matrices += [_stored(module.input), module.output.weight.mT]
                 matrices += [b for b in [module.output.bias] if b is not None]
-                matrices += [] if module.gate is None else [module.gate.weight]
+                matrices += [] if module.gate is None else [_stored(module.gate)]
             if isinstance(module, ExpertsLayer):
                 matrices.append(module.router.weight)
                 shared = (module.shared_input, module.shared_gate)
@@ -244,6 +245,11 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
             matrix.copy_(matrix @ rotation)
     turned.tokenizer, turned.own_tokenizers, turned.name = model.tokenizer, dict(model.own_tokenizers), model.name
     return turned
+
+
+def _stored(reads: Any) -> Tensor:
+    """Return the matrix of a map as it is stored: factors of its outputs know no coordinates of the stream."""
+    return reads.unscaled.weight if isinstance(reads, ScaledMap) else reads.weight
 
 
 def _attention(model: Decoder, layer: int) -> AttentionLayer:

@@ -25,7 +25,8 @@ from glassformer.models.memory_gate import MemoryGate
 from glassformer.models.mix_mlp import MixMlp
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
-from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly
+from glassformer.models.normalised import normalised_block, normalised_decoder
+from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly, UnitNorm
 from glassformer.models.of_images import image_encoder, image_generator
 from glassformer.models.output_layer import OutputLayer
 from glassformer.models.patches import Patches, patchify, unpatchify
@@ -52,6 +53,7 @@ from glassformer.models.serving import Request, Serving
 from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
+from glassformer.models.unit_vectors import normalise_vectors, stream_vectors
 
 __all__ = [
     "GREEDY", "PRESETS", "AdaptiveSoftmax", "Axial", "Beams", "Block", "BlockConfig", "ChannelMixing", "Convolution",
@@ -60,10 +62,11 @@ __all__ = [
     "LabelSmoothing", "LayerNorm", "Learned", "LearnedGrid", "Matrix", "MemoryContext", "MemoryGate", "MixMlp",
     "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "OutputLayer",
     "Patches", "Readout", "Request", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Serving", "Sinusoidal",
-    "SinusoidalGrid", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "chat", "deep_norm", "every",
-    "generate", "hybrid", "image_encoder", "image_generator", "macaron", "metaformer", "minimax", "patchify", "preset",
-    "published_block", "repeat", "require_model", "require_module", "retention", "sample_images", "sampling_steps",
-    "sana", "stream", "titans", "transnormer", "transnormer_llm", "unpatchify", "written_before",
+    "SinusoidalGrid", "Stack", "State", "SubLayer", "UnitNorm", "alternate", "beam_search", "block", "chat",
+    "deep_norm", "every", "generate", "hybrid", "image_encoder", "image_generator", "macaron", "metaformer", "minimax",
+    "normalise_vectors", "normalised_block", "normalised_decoder", "patchify", "preset", "published_block", "repeat",
+    "require_model", "require_module", "retention", "sample_images", "sampling_steps", "sana", "stream",
+    "stream_vectors", "titans", "transnormer", "transnormer_llm", "unpatchify", "written_before",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -235,6 +235,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "unembedding", _count(module)
     elif isinstance(module, Unembedding):
         yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
+        yield "unembedding", 0 if module.token_scale is None else module.token_scale.numel()
         yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, (PositionTable, Positions)):
         yield "positions", _count(module)

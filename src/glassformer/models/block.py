@@ -4,6 +4,11 @@ pre        x <- x + f(norm(x))
 post       x <- norm(x + f(x)),  or norm(x + f(before(x)))
 sandwich   x <- x + norm'(f(norm(x)))
 parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own or all with the first one's
+spherical  x <- norm(x + rate (norm(f(x)) - x)),  norm(x) = x / |x|
+
+In the last, each sub-layer moves the stream towards a point of the unit sphere by a learned rate for each coordinate
+(eigen learning rates), and the stream stays on the sphere. Source: Loshchilov et al. 2024, "nGPT" (2410.01131),
+section 2.2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +23,11 @@ from glassformer.arguments import Rate
 from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerModule
 from glassformer.config import UNSAID, Config, require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models.norms import LayerNorm, Norm, NormConfig, ScaleOnly
+from glassformer.models.norms import LayerNorm, Norm, NormConfig, ScaleOnly, UnitNorm
 from glassformer.trace import Site, Tape, changes, declare, site, wants
 from glassformer.words import Sentence, sentence
+
+Wiring = Literal["pre", "post", "sandwich", "parallel", "spherical"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,12 @@ class BlockConfig(Config):
 
     Args:
         parts: Sub-layers in order; no MLP makes an attention-only block.
-        norm: The norm each sub-layer reads (or, post-norm, the sum) through.
+        norm: The norm each sub-layer reads (or, post-norm and spherical, the sum) through.
         wiring: How sub-layers, norms and the stream are connected.
         dropout: Rate on what each sub-layer writes, in training.
         norm_after: In sandwich blocks, the norm behind each sub-layer, or a `ScaleOnly` in its place; the same kind as
-            `norm` by default. Several are those of the sub-layers in order.
+            `norm` by default. In spherical blocks the `UnitNorm` there, whose gain is the rate. Several are those of
+            the sub-layers in order.
         shared_norm: In parallel blocks, all sub-layers read through the first one's parameters, stored once. Each still
             has sites of its own, which hold the same values: an edit at `attn.norm` leaves `mlp.norm` as it is.
         norm_before: In post-norm blocks, what every sub-layer reads through in a norm's place; see `deep_norm`.
@@ -41,7 +49,7 @@ class BlockConfig(Config):
 
     parts: tuple[SubLayerConfig, ...]
     norm: NormConfig = field(default_factory=LayerNorm)
-    wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    wiring: Wiring = "pre"
     dropout: Rate = 0.0
     norm_after: NormConfig | tuple[NormConfig, ...] | None = None
     shared_norm: bool = False
@@ -50,8 +58,9 @@ class BlockConfig(Config):
     def __post_init__(self) -> None:
         require(len(self.parts) > 0, "block: parts must not be empty.")
         require(
-            self.norm_after is None or self.wiring == "sandwich",
-            f'block: norm_after belongs to sandwich blocks; found wiring "{self.wiring}". Use wiring="sandwich".',
+            self.norm_after is None or self.wiring in ("sandwich", "spherical"),
+            f'block: norm_after belongs to sandwich blocks, and spherical ones; found wiring "{self.wiring}". Use '
+            'wiring="sandwich".',
         )
         require(
             not isinstance(self.norm_after, tuple) or len(self.norm_after) == len(self.parts),
@@ -70,6 +79,14 @@ class BlockConfig(Config):
             'block: scale_only brings nothing to a standard size; it stands behind sub-layers, wiring="sandwich", '
             "norm_after=ScaleOnly(factor).",
         )
+        if self.wiring == "spherical":
+            require(
+                self.norm == UnitNorm()
+                and all(isinstance(after, UnitNorm) and after.gain is not None for after in self.norms_after),
+                "block: a stream on the sphere has length 1, norm=UnitNorm(), and moves by rates, "
+                f"norm_after=UnitNorm(gain=LearnedScale(…)); found norm={self.norm.described}, norm_after="
+                f"{', '.join(after.described for after in self.norms_after)}. See normalised_block.",
+            )
         behind = () if self.norm_after is None else self.norms_after
         writes_half = [after for after in behind if getattr(after, "half", None) is not None]
         halved = getattr(self.norm, "half", None) is not None, len(writes_half) > 0
@@ -125,7 +142,7 @@ class Block(nn.Module):
         self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
         self.names = config.names()
         self.wiring = config.wiring
-        before = config.norm_before if self.wiring == "post" else config.norm
+        before = config.norm_before if self.wiring in ("post", "spherical") else config.norm
         self.reads_through = before is not None
         for name, part, behind in zip(self.names, config.parts, config.norms_after):
             part_path = f"{path}.{name}"
@@ -133,14 +150,19 @@ class Block(nn.Module):
             if before is not None:
                 tied = self.norm(self.names[0]) if config.shared_norm and name != self.names[0] else None
                 self.add_module(f"{name}_norm", before.build(d_model, part_path, layer, tied=tied))
-            if self.wiring in ("post", "sandwich"):
-                after = ("sum_norm", "sum_scale") if self.wiring == "post" else ("write", "write_scale")
-                self.add_module(f"{name}_norm_after", behind.build(d_model, part_path, layer, after))
+            if self.wiring == "spherical":
+                self.add_module(f"{name}_norm_out", behind.build(d_model, part_path, layer, ("out_norm", "out_scale")))
+            if self.wiring in ("post", "sandwich", "spherical"):
+                on_write = self.wiring == "sandwich"
+                after = ("write", "write_scale") if on_write else ("sum_norm", "sum_scale")
+                which = config.norm if self.wiring == "spherical" else behind
+                self.add_module(f"{name}_norm_after", which.build(d_model, part_path, layer, after))
         n_mid = 0 if self.wiring == "parallel" else len(self.names) - 1
         mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]
         self.stream_names = ("resid_pre", *mids, "resid_post")
         self.at_resid = [f"{path}.{name}" for name in self.stream_names]
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
+        self.at_write = [f"{path}.{name}.write" for name in self.names]
         self.at_in = {name: f"{path}.{name}.in" for name in self.names}
 
     def part(self, name: str) -> SubLayerModule:
@@ -153,8 +175,12 @@ class Block(nn.Module):
         return self._modules[f"{name}_norm"]  # type: ignore[return-value]
 
     def norm_after(self, name: str) -> Norm | None:
-        """Return the norm after a sub-layer, in post-norm and sandwich blocks."""
+        """Return the norm after a sub-layer: of its write in sandwich blocks, of the sum in post-norm and spherical."""
         return self._modules.get(f"{name}_norm_after")  # type: ignore[return-value]
+
+    def norm_out(self, name: str) -> Norm | None:
+        """Return the norm of what a sub-layer returns, whose gain is the rate, in spherical blocks."""
+        return self._modules.get(f"{name}_norm_out")  # type: ignore[return-value]
 
     def forward(
         self,
@@ -188,6 +214,9 @@ class Block(nn.Module):
                 x = self.norm_after(name)(site(tape, self.at_sum[i], x + out), tape)  # type: ignore[misc]
             elif self.wiring == "sandwich":
                 x = x + self.norm_after(name)(out, tape)  # type: ignore[misc]
+            elif self.wiring == "spherical":
+                step = site(tape, self.at_write[i], self._step(name, x, out, tape))
+                x = self.norm_after(name)(site(tape, self.at_sum[i], x + step), tape)  # type: ignore[misc]
             else:
                 x = x + out
             if self.wiring != "parallel" and i + 1 < len(self.names):
@@ -220,6 +249,12 @@ class Block(nn.Module):
             return site(tape, f"{self.path}.{name}.out", x), None
         own = {} if inputs is None else {"inputs": inputs}
         return self.part(name)(x, context, source=source, state=state, tape=tape, **own)
+
+    def _step(self, name: str, x: Tensor, out: Tensor, tape: Tape | None) -> Tensor:
+        """Return what a spherical block adds: the way to the norm of what was returned, by the rate."""
+        norm = self.norm_out(name)
+        assert norm is not None and norm.gain is not None, "spherical blocks have rates"
+        return norm(out, tape) - norm.gain * x
 
     def _is_replaced(self, name: str, tape: Tape) -> bool:
         """Whether an edit puts another value in place of what a sub-layer writes, and the tape does not look inside."""
@@ -264,11 +299,11 @@ class Block(nn.Module):
         """Yield the sites from the last sub-layer on."""
         name = self.names[-1]
         parts = [self.norm(name)] if self.reads_through else []
-        after = self.norm_after(name)
+        behind = [norm for norm in (self.norm_out(name), self.norm_after(name)) if norm is not None]
         yield from (found.name for found in self.part(name).input_sites(self.d_model, self.layer))
-        for part in (*parts, self.part(name), *([] if after is None else [after])):
+        for part in (*parts, self.part(name), *behind):
             yield from (found.name for found in part.sites())  # type: ignore[operator]
-        yield from (self.at_sum[-1], self.at_resid[-1])
+        yield from (self.at_write[-1], self.at_sum[-1], self.at_resid[-1])
 
     def around_inputs(self) -> Iterator[tuple[set[str], set[str]]]:
         """Yield the sites of norms, each pair with those of what heads read before: edits of both are not independent.
@@ -294,7 +329,10 @@ class Block(nn.Module):
             if self.reads_through:
                 yield from self.norm(name).sites()
             yield from self.part(name).sites()
-            if self.wiring == "post":
+            if (norm := self.norm_out(name)) is not None:
+                yield from norm.sites()
+                yield from declare(f"{self.path}.{name}", {"write": words}, sizes, layer=self.layer)
+            if self.wiring in ("post", "spherical"):
                 yield from declare(f"{self.path}.{name}", {"sum": words}, sizes, layer=self.layer)
             if (after := self.norm_after(name)) is not None:
                 yield from after.sites()

@@ -8,10 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.arguments import Count, Rate
+from glassformer.attention import LearnedScale
 from glassformer.config import UNSAID
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding
-from glassformer.models.initialise import initialise
+from glassformer.models.initialise import Scheme, initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.models.output_layer import OutputLayer
@@ -38,6 +39,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         init: How weights are drawn, see `initialise`.
         embed_norm: Norm on what enters the first block, token and position vectors together; None for none.
         unembed_scale: Factor on the logits, before their bias.
+        token_scale: Learned factors on the logits besides, one for each token; None for none.
         d_embed: Width of the token vectors, where it is not that of the stream; maps lead from one to the other.
         embed_dropout: Rate on what enters the first block, in training.
         output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
@@ -58,7 +60,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     tied: bool = True
     embed_scale: bool | float = False
     unembed_bias: bool = False
-    init: Literal["gpt", "xavier"] = "gpt"
+    init: Scheme = "gpt"
     logit_cap: float | None = None
     embed_norm: NormConfig | None = None
     unembed_scale: float = 1.0
@@ -66,6 +68,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     embed_dropout: Rate = 0.0
     output_vocab_size: Count | None = None
     output_layer: OutputLayer | None = field(default=None, metadata={UNSAID: True})
+    token_scale: LearnedScale | None = field(default=None, metadata={UNSAID: True})
     predicts: bool = field(default=True, metadata={UNSAID: True})
     classifies: Literal["text", "tokens"] | None = field(default=None, metadata={UNSAID: True})  # type: ignore[assignment]
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.arguments import Count, Natural
-from glassformer.attention import Grid, LinearMap, linear, sinusoids
+from glassformer.attention import Grid, LearnedScale, LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, outside_vocabulary
 from glassformer.models.denoiser import Condition, Denoises
@@ -342,9 +342,12 @@ class Unembedding(VocabularyMatrix):
 
     logits = cap * tanh(raw / cap),  raw = x W_U * scale + b_U
 
-    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream, and with
-    a readout (`models.readout`), behind which x then stands, not even those. `weight` includes the scale.
-    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
+    The scale is a number, times a learned one of each token where there is `by_token`: without it, logits of vectors of
+    length 1 lie between -1 and 1. The cap is monotone, so it changes probabilities and no rank. Only the raw logits are
+    linear in the stream, and with a readout (`models.readout`), behind which x then stands, not even those. `weight`
+    includes the scale.
+    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping); Loshchilov et al. 2024, "nGPT", section 2.1 (a
+    scale of each token).
     """
 
     at_raw = "logits_raw"
@@ -359,18 +362,25 @@ class Unembedding(VocabularyMatrix):
         scale: float = 1.0,
         d_embed: int | None = None,
         readout: ReadoutLayer | None = None,
+        by_token: LearnedScale | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, "unembed")
         self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.cap, self.scale, self.readout = cap, scale, readout
+        self.cap, self.scale, self.readout, self.by_token = cap, scale, readout, by_token
+        self.token_scale = None if by_token is None else by_token.stored(vocab_size)
 
     # whether each token has a direction of the stream that its raw logit is the product with
     has_directions: ClassVar[bool] = True
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
-        return self._met(self.stored)
+        return self._met(self.stored, self.factors)
+
+    @property
+    def factors(self) -> Float[Tensor, " vocab"] | None:
+        """What each token's product with its row is multiplied by, where that is learned; None for ones."""
+        return None if self.by_token is None or self.token_scale is None else self.by_token.factors(self.token_scale)
 
     @property
     def inner(self) -> Float[Tensor, "inner d_model"]:
@@ -404,7 +414,11 @@ class Unembedding(VocabularyMatrix):
 
     def products(self, read: Float[Tensor, "... d_embed"]) -> Float[Tensor, "... vocab"]:
         """Return the raw logits of what `read` gives."""
-        return linear(read, self.stored, self.bias)
+        factors = self.factors
+        if factors is None:
+            return linear(read, self.stored, self.bias)
+        raw = linear(read, self.stored) * factors
+        return raw if self.bias is None else raw + self.bias
 
     def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
         """Return what the cap leaves of raw logits; the same if there is none."""
@@ -419,7 +433,8 @@ class Unembedding(VocabularyMatrix):
 
         With a readout it is a direction of what the readout gives.
         """
-        return self._met(self.stored[ids])
+        factors = self.factors
+        return self._met(self.stored[ids], None if factors is None else factors[ids])
 
     def require_matrix(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` if tokens have no directions that their logits are products with."""
@@ -434,9 +449,12 @@ class Unembedding(VocabularyMatrix):
                 "    Frozen at one text it does: analysis.attribution.direct_logit_attribution(run)."
             )
 
-    def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
+    def _met(
+        self, rows: Float[Tensor, "*n d_embed"], factors: Float[Tensor, "*n"] | None
+    ) -> Float[Tensor, "*n d_model"]:
         """Return rows of the stored matrix as the stream meets them."""
         rows = rows if self.map is None else rows @ self.map.weight
+        rows = rows if factors is None else rows * factors[..., None]
         return rows if self.scale == 1.0 else rows * self.scale
 
     def sites(self) -> Iterator[Site]:

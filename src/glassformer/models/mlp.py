@@ -1,7 +1,8 @@
 """MLPs: the same small network at every position."""
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -10,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.arguments import Count, Rate
-from glassformer.attention import ByPosition, LinearMap, SubLayerConfig
-from glassformer.attention.linear_map import parameters_of
+from glassformer.attention import ByPosition, LearnedScale, LinearMap, SubLayerConfig
+from glassformer.attention.linear_map import ScaledMap, parameters_of
 from glassformer.attention.sub_layer import Parallel
-from glassformer.config import require
+from glassformer.config import UNSAID, require
 from glassformer.models.evaluation import drops
 from glassformer.trace import Site, Tape, declare, full_names, site
 
@@ -39,8 +40,12 @@ class Mlp(SubLayerConfig, kind="mlp"):
         gated: Multiply by a second, linear branch.
         bias: Biases on all matrices.
         dropout: Rate on the neurons, in training: behind the site, so `hidden` is what was there before.
+        scale: Learned factors of the neurons, on what is read; without biases. What enters the non-linearity is
+            multiplied by sqrt(d_model) besides: a product of two vectors of length 1 is that much smaller than one of
+            two whose coordinates are of size 1.
 
-    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants".
+    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants"; Loshchilov et al. 2024, "nGPT", section 2.4,
+    for factors.
     """
 
     d_mlp: Count | None = None
@@ -48,8 +53,12 @@ class Mlp(SubLayerConfig, kind="mlp"):
     gated: bool = False
     bias: bool = True
     dropout: Rate = 0.0
+    scale: LearnedScale | None = field(default=None, metadata={UNSAID: True})
 
     role: ClassVar[str] = "mlp"
+
+    def __post_init__(self) -> None:
+        require(not self.bias or self.scale is None, "mlp: factors (scale) are of products alone; set bias=False.")
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "MlpLayer":
         return MlpLayer(self, d_model, layer, path)
@@ -68,10 +77,16 @@ class MlpLayer(ByPosition):
         self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
         self.d_mlp = config.d_mlp or 4 * d_model
         self.at = full_names(path, self.SITES)
-        self.gate = LinearMap(d_model, self.d_mlp, bias=config.bias) if config.gated else None
-        self.input = LinearMap(d_model, self.d_mlp, bias=config.bias)
+        self.gate = self._map(bent=True) if config.gated else None
+        self.input = self._map(bent=not config.gated)
         self.output = LinearMap(self.d_mlp, d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
+
+    def _map(self, *, bent: bool) -> LinearMap | ScaledMap:
+        """Return a matrix that reads the stream: of what enters the non-linearity, or of the linear branch."""
+        if self.config.scale is None:
+            return LinearMap(self.d_model, self.d_mlp, bias=self.config.bias)
+        return ScaledMap(self.d_model, self.d_mlp, self.config.scale, math.sqrt(self.d_model) if bent else 1.0)
 
     def write(
         self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
@@ -88,6 +103,11 @@ class MlpLayer(ByPosition):
         return site(tape, at.out, self.output(hidden))
 
     def take_part(self, part: int, parts: int) -> Mapping[str, Parallel]:
+        require(
+            self.config.scale is None,
+            f'"{self.path}" multiplies its neurons by learned factors (scale), which ranks cannot share. Let them '
+            "share rows (dp).",
+        )
         require(
             self.d_mlp % parts == 0,
             f'"{self.path}" has d_mlp={self.d_mlp} neurons, and {parts} ranks take as many each. Change one of both.',

@@ -83,6 +83,7 @@ class ModelConfig(Config, family=True):
             cap=config.logit_cap,
             scale=config.unembed_scale,
             d_embed=getattr(config, "d_embed", None),
+            by_token=getattr(config, "token_scale", None),
         )
 
     @property
@@ -155,6 +156,7 @@ class ModelConfig(Config, family=True):
             "unembed_bias": (False, "its logits are log-probabilities"),
             "logit_cap": (None, "its logits are log-probabilities"),
             "unembed_scale": (1.0, "its logits are log-probabilities"),
+            "token_scale": (None, "its logits are log-probabilities"),
             "d_embed": (None, "its vectors have widths of their own"),
         }
         for name, (right, why) in wrong.items():

@@ -11,10 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.arguments import Amount, Positive
+from glassformer.attention import LearnedScale
 from glassformer.config import UNSAID, Config, require
 from glassformer.trace import Site, Tape, declare, site, wants
 
 Half = Literal["first", "second"]
+NO_LENGTH = 1e-12  # least length that a vector is divided by to be one of length 1: zeros stay zeros
 
 
 class NormConfig(Config, family=True):
@@ -110,6 +112,19 @@ class ScaleOnly(NormConfig, kind="scale_only"):
 
 
 @dataclass(frozen=True)
+class UnitNorm(NormConfig, kind="unit"):
+    """x / |x| * gain: a direction, as the point of the unit sphere that lies there, times a learned vector if asked.
+
+    Args:
+        gain: Where the gain begins, and at what size it is stored; it counts by its absolute value. None for no gain.
+
+    Source: Loshchilov et al. 2024, "nGPT" (2410.01131), section 2.2.
+    """
+
+    gain: LearnedScale | None = None
+
+
+@dataclass(frozen=True)
 class NoNorm(NormConfig, kind="none"):
     """The identity."""
 
@@ -139,19 +154,24 @@ class Norm(nn.Module):
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.offset = config.offset if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.factor = config.factor if isinstance(config, ScaleOnly) else None
+        self.unit, learned = isinstance(config, UnitNorm), config.gain if isinstance(config, UnitNorm) else None
+        enlarged = config.factor if isinstance(config, RmsNorm) else None if learned is None else learned.factor
         # on the gain, where there is one
-        self.enlarged = config.factor if isinstance(config, RmsNorm) and config.factor is not None else 1.0
+        self.enlarged = 1.0 if enlarged is None else enlarged
+        # how many coordinates the square of what it divides by is the mean over; 1 for a sum
+        self.over = 1 if self.unit else d_model
         half = config.half if isinstance(config, (LayerNorm, ScaleOnly)) else None
         require(half is None or d_model % 2 == 0, f"{config.kind}: half of a stream of an even width; found {d_model}.")
         width = d_model if half is None else d_model // 2
         # where it reads, if that is not everywhere
         self.inside = None if half is None else slice(0, width) if half == "first" else slice(width, d_model)
-        gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
+        gain = learned is not None or (isinstance(config, (LayerNorm, RmsNorm)) and config.gain)
+        begins = 1.0 - self.offset if learned is None else learned.size
         bias = isinstance(config, LayerNorm) and config.bias
         # a plain attribute: registering the other norm here would store its parameters twice
         self.__dict__["tied"] = tied
         own = tied is None
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - self.offset)) if gain and own else None
+        self.weight = nn.Parameter(torch.full((width,), begins)) if gain and own else None
         self.bias = nn.Parameter(torch.zeros(width)) if bias and own else None
 
     @property
@@ -171,6 +191,7 @@ class Norm(nn.Module):
     def _own_gain(self) -> Tensor | None:
         """Return the gain of what it reads."""
         weight = self.weight if self.tied is None else self.tied.weight
+        weight = weight.abs() if self.unit and weight is not None else weight
         gain = weight if weight is None or not self.offset else self.offset + _widened(weight)
         return gain if gain is None or self.enlarged == 1 else gain * self.enlarged
 
@@ -195,6 +216,9 @@ class Norm(nn.Module):
                     x = self._outside_zero(F.layer_norm(read, read.shape[-1:], gain, shift, self.eps).to(x.dtype))
             elif self.factor is not None:
                 x = x * self.factor
+            elif self.unit:
+                x, gain = F.normalize(x, dim=-1, eps=NO_LENGTH), self.gain
+                x = x if gain is None else x * gain
             elif self.centred and not self.offset:
                 x = F.layer_norm(x, (self.d_model,), self.gain, self.shift, self.eps)
             elif self.centred:
@@ -211,6 +235,8 @@ class Norm(nn.Module):
         """Return what x is divided by."""
         if self.factor is not None:
             return x.new_full(x.shape[:-1], 1 / self.factor)
+        if self.unit:
+            return x.norm(dim=-1).clamp_min(NO_LENGTH)
         x = x if self.inside is None else x[..., self.inside]
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return (x.square().mean(-1) + self.eps).sqrt()

@@ -137,8 +137,8 @@ def _parts(model: Model) -> Iterator[tuple[nn.Module, str]]:
             for name, config in zip(block.names, block.config.parts, strict=True):
                 yield block.part(name), config.role
                 before = [block.norm(name)] if block.reads_through else []
-                after = block.norm_after(name)
-                norms |= dict.fromkeys([*before, *([] if after is None else [after])])
+                behind = [norm for norm in (block.norm_out(name), block.norm_after(name)) if norm is not None]
+                norms |= dict.fromkeys([*before, *behind])
         yield from ((norm, NORMS) for norm in norms)
 
 

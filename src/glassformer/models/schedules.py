@@ -28,7 +28,7 @@ from glassformer.attention import (
     depth_slopes,
 )
 from glassformer.config import require
-from glassformer.models.block import BlockConfig
+from glassformer.models.block import BlockConfig, Wiring
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.memory_context import MemoryContext
 from glassformer.models.memory_gate import MemoryGate
@@ -75,7 +75,7 @@ def block(
     projection: ProjectionConfig | None = None,
     merge: Merge | None = None,
     norm: NormConfig | None = None,
-    wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
+    wiring: Wiring = "pre",
     dropout: float = 0.0,
     attn_dropout: float = 0.0,
     norm_after: NormConfig | tuple[NormConfig, ...] | None = None,

@@ -4,6 +4,7 @@
     no norm behind         x' = x + out                at `at_write`: out
     norm on the write      x' = x + after(out)         at `at_write`: after(out)
     norm on the stream     x' = after(x + out)         at `at_write`: out
+    on the sphere          x' = norm(x + step)         at `at_write`: step = rate (norm(out) - x)
 
 Sub-layers of one block that all read the same stream have the same `entry`: what one of them writes, the others do not
 read. Whoever asks how a block is wired asks here.
@@ -11,7 +12,6 @@ read. Whoever asks how a block is wired asks here.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -34,12 +34,13 @@ class SubLayer:
         place: Its place in the block.
         entry: How many sub-layers have written to the stream it reads.
         before: The norm it reads through; None if it reads the stream as it is.
-        after: The norm behind it; None if its write is added as it is.
-        after_on: What that norm acts on: its write, or the whole stream.
+        write_norm: The norm that its write passes before it is added; on the sphere its gain is the rate.
+        stream_norm: The norm that the whole stream passes behind it, and so does everything written earlier.
         at_stream: Site of the stream it reads, before any norm.
         at_read: Site of what it reads: the norm's output, or the stream.
         at_out: Site of what it returns.
-        at_write: Site of what is added to the stream: behind a norm on the write, else what it returns.
+        at_write: Site of what is added to the stream: behind a norm on the write, else what it returns; on the sphere
+            the step, which holds what the stream loses too.
         at_sum: Site of the stream and its write together; None if no norm acts on them.
         at_behind: Site of the stream behind it, and behind those that add to the same stream.
     """
@@ -52,8 +53,8 @@ class SubLayer:
     place: int
     entry: int
     before: Norm | None
-    after: Norm | None
-    after_on: Literal["write", "stream"] | None
+    write_norm: Norm | None
+    stream_norm: Norm | None
     at_stream: str
     at_read: str
     at_out: str
@@ -135,14 +136,23 @@ class SubLayer:
         return isinstance(self.part, AttentionLayer) and self.part.config.cross
 
     @property
-    def write_norm(self) -> Norm | None:
-        """The norm that its write passes before it is added."""
-        return self.after if self.after_on == "write" else None
+    def behind(self) -> list[Norm]:
+        """The norms behind it: of its write, and of the stream."""
+        return [norm for norm in (self.write_norm, self.stream_norm) if norm is not None]
 
     @property
-    def stream_norm(self) -> Norm | None:
-        """The norm that the whole stream passes behind it, and so does everything written earlier."""
-        return self.after if self.after_on == "stream" else None
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What the last norm behind it adds by its bias; None for nothing."""
+        return self.behind[-1].shift if self.behind else None
+
+    @property
+    def lost(self) -> Float[Tensor, " d_model"] | None:
+        """The share of each coordinate of the stream that it takes away, on the sphere: the rate; None for nothing."""
+        return None if self.write_norm is None or self.stream_norm is None else self.write_norm.gain
+
+    def kept(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
+        """Return what it leaves of the stream, or of an addend or a direction of it: itself but on the sphere."""
+        return x if self.lost is None else x * (1 - self.lost.detach()).to(x.device)
 
     def reads(self, earlier: "SubLayer") -> bool:
         """Whether what another sub-layer writes is on the stream that this one reads."""
@@ -151,7 +161,8 @@ class SubLayer:
     @property
     def norms(self) -> list[Norm]:
         """The norms around it that have a scale."""
-        return [norm for norm in (self.before, self.after) if norm is not None and not norm.identity]
+        before = [] if self.before is None else [self.before]
+        return [norm for norm in (*before, *self.behind) if not norm.identity]
 
 
 def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:
@@ -165,20 +176,23 @@ def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:
 
 
 def _sub_layer(block: Block, name: str, stack: str, index: int, place: int, first: int) -> SubLayer:
-    post, together = block.wiring == "post", block.wiring == "parallel"
+    together = block.wiring == "parallel"
     before, after = block.norm(name) if block.reads_through else None, block.norm_after(name)
+    write_norm = after if block.wiring == "sandwich" else block.norm_out(name)
+    stream_norm = None if block.wiring == "sandwich" else after
+    at_write = f"{block.path}.{name}.out" if write_norm is None else block.at_write[place]
     stream, out = block.at_resid[0 if together else place], f"{block.path}.{name}.out"
     return SubLayer(
         block, name, block.part(name), stack, index, place,
         entry=first if together else index,
         before=before,
-        after=after,
-        after_on=None if after is None else "stream" if post else "write",
+        write_norm=write_norm,
+        stream_norm=stream_norm,
         at_stream=stream,
         at_read=stream if before is None else before.at_out,
         at_out=out,
-        at_write=out if after is None or post else after.at_out,
-        at_sum=block.at_sum[place] if post else None,
+        at_write=at_write,
+        at_sum=None if stream_norm is None else block.at_sum[place],
         at_behind=block.at_resid[-1 if together else place + 1],
     )  # fmt: skip
 

@@ -39,6 +39,7 @@ STUDIES = (
     "metaformer_mixers",
     "noam_and_cosine",
     "norm_placement",
+    "normalised_transformer",
     "one_copying_head",
     "output_layers",
     "path_collapse",

@@ -68,6 +68,7 @@ from glassformer.models import (
     image_encoder,
     macaron,
     metaformer,
+    normalised_decoder,
     published_block,
 )
 from glassformer.testing.layers import mixers, randomise, seeds
@@ -328,8 +329,8 @@ RECURRENT: dict[str, ModelConfig] = {
 }
 
 
-# attention in some blocks and an MLP in others, an MLP before attention, or attention without matrices: what holds of
-# every block does not hold of these
+# attention in some blocks and an MLP in others, an MLP before attention, attention without matrices, or a stream that
+# is no sum: what holds of every block does not hold of these
 ALTERNATING: dict[str, ModelConfig] = {
     # a stream of two halves, each read to write into the other, and positions of rows and columns in both
     "halves": _decoder(
@@ -345,6 +346,8 @@ ALTERNATING: dict[str, ModelConfig] = {
     "macaron": _decoder(*[macaron(n_heads=2, positions=Rope(), mlp=Mlp(8))] * 2),
     # values that are the stream itself, mixed by matrices that know no token, and no output matrix
     "unprojected": _decoder(metaformer("pooling", n_heads=2, mlp=Mlp(8)), metaformer("random", mlp=Mlp(8)), tied=False),
+    # a stream on the sphere, moved by rates that differ from coordinate to coordinate, and scales of queries and logits
+    "normalised": normalised_decoder(11, 16, 2, n_heads=2, max_len=24, d_mlp=12),
 }
 
 

@@ -3,10 +3,12 @@
 cosine    linear warm-up, then half a cosine down to `floor` of the peak
 noam      factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5)      (Vaswani et al. 2017, section 5.3)
 constant  linear warm-up, then flat
+
+With `unit_vectors`, every step ends with vectors of length 1, see `models.unit_vectors`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,7 +16,8 @@ from torch import nn
 
 from glassformer.arguments import Amount, Natural, Positive, Rate, Share
 from glassformer.attention import LinearMaps
-from glassformer.config import Config, require, require_finite
+from glassformer.config import UNSAID, Config, require, require_finite
+from glassformer.models.unit_vectors import normalise_vectors
 from glassformer.numerics.placement import place_of
 
 # where an update is one kernel. A CPU has that too, three times as fast, but rounds otherwise: runs of old would not go
@@ -35,6 +38,8 @@ class OptimConfig(Config):
         eps: Added to the root of the second moment.
         weight_decay: Per unit of learning rate.
         clip: Largest norm of the gradient; 0 for no limit.
+        unit_vectors: Bring the vectors of matrices that read the stream or write to it to length 1, before the first
+            step and after each; by itself it needs no weight decay.
     """
 
     lr: Positive = 1e-3
@@ -45,6 +50,7 @@ class OptimConfig(Config):
     eps: Amount = 1e-9
     weight_decay: Amount = 0.01
     clip: Amount = 1.0
+    unit_vectors: bool = field(default=False, metadata={UNSAID: True})
 
     def __post_init__(self) -> None:
         require_finite(self, "optim")
@@ -64,7 +70,10 @@ class OptimConfig(Config):
         return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """AdamW over two groups, what is decayed and what is not; fused on accelerators that have that."""
+        """AdamW over two groups, what is decayed and what is not; fused on accelerators that have that.
+
+        With `unit_vectors` the model's are brought to length 1 here too.
+        """
         decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | LinearMaps)}
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
@@ -73,4 +82,8 @@ class OptimConfig(Config):
         ]
         settings: Any = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
         fused = place_of(model).type in FUSED
-        return torch.optim.AdamW(groups, **settings, fused=fused, foreach=not fused)
+        optimizer = torch.optim.AdamW(groups, **settings, fused=fused, foreach=not fused)
+        if self.unit_vectors:
+            normalise_vectors(model)
+            optimizer.register_step_post_hook(lambda *_: normalise_vectors(model))
+        return optimizer

@@ -38,6 +38,7 @@ from glassformer.models import (
     every,
     image_encoder,
     image_generator,
+    normalised_decoder,
     preset,
     published_block,
     repeat,
@@ -342,6 +343,30 @@ def memorisation(made_of: Literal["text", "tokens"] = "text") -> TrainConfig:
     return TrainConfig(model, data, optim=optim, steps=steps, log_every=20, evaluate_every=250, save_every=250)
 
 
+def normalised(kind: Literal["ngpt", "baseline"]) -> TrainConfig:
+    """A small normalised transformer on prose, or the decoder that it is compared with, whose matrices are as large.
+
+    The baseline has norms before sub-layers, warm-up and weight decay, as that of the paper. The study
+    `normalised-transformer` tunes the rates of both.
+
+    Args:
+        kind: Which of the two.
+    """
+    data = TextConfig(batch_size=32, length=64, sources=(f"{PROSE}{STANDARD_LIBRARY}",), vocab_size=512)
+    width, depth, heads, neurons = 64, 4, 4, 172
+    if kind == "ngpt":
+        model = normalised_decoder(data.vocab_size, width, depth, n_heads=heads, d_mlp=neurons, max_len=data.length)
+        optim = OptimConfig(lr=1e-2, warmup=0, betas=(0.9, 0.95), weight_decay=0.0, unit_vectors=True)
+    else:
+        mlp = Mlp(neurons, activation="silu", gated=True, bias=False)
+        layers = repeat(block(n_heads=heads, positions=Rope(), norm=RmsNorm(), mlp=mlp), depth)
+        model = DecoderConfig(data.vocab_size, width, layers, max_len=data.length, final_norm=RmsNorm(), tied=False)
+        optim = OptimConfig(lr=3e-3, warmup=50, betas=(0.9, 0.95), weight_decay=0.1)
+    return TrainConfig(
+        model, data, optim=optim, steps=800, log_every=50, evaluate_every=200, evaluate_batches=16, save_every=200
+    )
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l": lambda: attention_only(1),
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
@@ -354,6 +379,8 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
     "minimax-8l": minimax_8l,
+    "ngpt": lambda: normalised("ngpt"),
+    "ngpt-baseline": lambda: normalised("baseline"),
     "phase-change": phase_change,
     "prose-4l": prose_4l,
     "questions": questions,

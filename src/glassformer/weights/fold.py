@@ -204,7 +204,8 @@ def all_centre(model: Model, stack: str) -> bool:
     """Return whether everything that reads a stream subtracts its mean first, and nothing comes in between."""
     layers = model.sub_layers(stack)
     reads = [model.stacks[stack].final, *(layer.before for layer in layers)]
-    return all(norm is not None and norm.centred for norm in reads) and all(layer.after is None for layer in layers)
+    behind = [norm for layer in layers for norm in (layer.write_norm, layer.stream_norm)]
+    return all(norm is not None and norm.centred for norm in reads) and all(norm is None for norm in behind)
 
 
 def centre_write(a: AttentionWeights) -> AttentionWeights:

@@ -81,7 +81,7 @@ def _config(model: Model, w: HeadWeights) -> Any:
         if isinstance(value, tuple) and value and isinstance(value[0], BlockConfig):
             changes[field.name] = tuple(_block(block) for block in value)
     plain: dict[str, Any] = {"tied": False, "unembed_bias": w.bU is not None, "shared": False, "d_embed": None}
-    plain |= {"embed_scale": False, "unembed_scale": 1.0}
+    plain |= {"embed_scale": False, "unembed_scale": 1.0, "token_scale": None}
     changes |= {name: value for name, value in plain.items() if hasattr(config, name)}
     if any(table is not None for table in w.tables.values()):
         changes["positions"] = Learned()
@@ -98,7 +98,7 @@ def _block(block: BlockConfig) -> BlockConfig:
 def _part(part: Any) -> Any:
     if isinstance(part, Attention):
         return part.replace(projection=part.projection.free(), merge=part.merge.free())
-    return part.replace(bias=True) if isinstance(part, Mlp) else part
+    return part.replace(bias=True, scale=None) if isinstance(part, Mlp) else part
 
 
 def _fill(made: Model, model: Model, w: HeadWeights) -> None:

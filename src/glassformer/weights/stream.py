@@ -548,7 +548,8 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
                 attention.append(attention_views(layer.part, name, layer.name, layer.write_norm))
             elif isinstance(layer.part, MlpLayer):
                 mlps.append(mlp_views(layer.part, name, layer.name))
-            norms |= _norm_views(layer.before, dtype) | _norm_views(layer.after, dtype)
+            for norm in layer.norms:
+                norms |= _norm_views(norm, dtype)
         norms |= _norm_views(stack.final, dtype)
     sides = model.embeddings
     embeddings = {name: _vectors(embed) for name, embed in sides.items()}

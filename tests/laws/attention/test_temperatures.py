@@ -19,7 +19,9 @@ from glassformer.attention import (
     Concat,
     ConcatLinear,
     Context,
+    CoordinateScales,
     General,
+    LearnedScale,
     LearnedTemperature,
     LogN,
     MixerConfig,
@@ -202,7 +204,7 @@ def test_normed_queries_and_keys_with_a_learned_temperature_are_the_cosine() -> 
 
 
 def rule() -> object:
-    return AdaptiveTemperature().build(1).eval()
+    return AdaptiveTemperature().build(1, 4).eval()
 
 
 def test_the_rule_sharpens_between_two_entropies_only() -> None:
@@ -333,7 +335,8 @@ def test_configs_without_a_temperature_are_written_as_they_were() -> None:
     assert Softmax().to_dict() == {"kind": "softmax", "window": None, "scale": None, "cap": None, "sinks": False}
     old = {"kind": "softmax", "window": 4, "scale": None, "cap": 2.0, "sinks": True}
     assert MixerConfig.from_dict(old) == Softmax(4, None, 2.0, True)
-    for temperature in (LogN(7, True), LearnedTemperature(3.0), AdaptiveTemperature(threshold=0.2)):
+    scales = CoordinateScales(LearnedScale(1.0, 0.5))
+    for temperature in (LogN(7, True), LearnedTemperature(3.0), scales, AdaptiveTemperature(threshold=0.2)):
         mixer = Softmax(temperature=temperature)
         assert MixerConfig.from_json(mixer.to_json()) == mixer
 

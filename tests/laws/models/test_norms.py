@@ -13,6 +13,7 @@ from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.circuits import circuit_graph
 from glassformer.analysis.frozen import writes
+from glassformer.attention import LearnedScale
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import (
     BlockConfig,
@@ -24,6 +25,7 @@ from glassformer.models import (
     RmsNorm,
     ScaleOnly,
     Sinusoidal,
+    UnitNorm,
     block,
 )
 from glassformer.models.accounting import count_parameters
@@ -36,6 +38,7 @@ from one_pass import in_one_pass
 
 NORMS = [LayerNorm(), LayerNorm(bias=False), LayerNorm(gain=False), LayerNorm(gain=False, bias=False)]
 NORMS += [RmsNorm(), RmsNorm(offset=1.0), NoNorm(), LayerNorm(offset=1.0), ScaleOnly(0.3)]
+NORMS += [UnitNorm(), UnitNorm(gain=LearnedScale(0.3, 0.1))]
 
 
 def small(*, n_layers: int = 1, seed: int = 0, **fields: Any) -> Any:

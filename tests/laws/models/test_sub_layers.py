@@ -18,6 +18,7 @@ from glassformer.attention import (
     Convolved,
     DualChunk,
     Latent,
+    LearnedScale,
     Lightning,
     LinearMemory,
     Merge,
@@ -66,6 +67,7 @@ CONFIGS: dict[str, SubLayerConfig] = {
     "attention chunks": Attention(2, positions=DualChunk(3, 5)),
     "attention latent": Attention(2, 1, positions=Rope(at_read=True), projection=Latent(3)),
     "mlp gated": Mlp(7, "silu", gated=True, bias=False),
+    "mlp scaled": Mlp(7, "silu", gated=True, bias=False, scale=LearnedScale(1.0, 0.5)),
     "gru narrow": Gru(5, bias=False),
     "gru bidirectional": Gru(5, bidirectional=True),
     "convolution dilated": Convolution(2, dilation=3, d_hidden=5, activation="tanh"),
@@ -176,7 +178,7 @@ def test_a_config_survives_json(name: str) -> None:
     config, part = hybrid_config(name), CONFIGS[name]
     assert DecoderConfig.from_json(config.to_json()) == config
     assert SubLayerConfig.from_json(part.to_json()) == part
-    said = {f.name for f in fields(cast(Any, part)) if UNSAID not in f.metadata}
+    said = {f.name for f in fields(cast(Any, part)) if UNSAID not in f.metadata or getattr(part, f.name) != f.default}
     assert said == set(part.to_dict()) - {"kind"}
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from glassformer.attention import Differential, Dims, Rope, Softmax
+from glassformer.attention import Differential, Dims, LearnedScale, LearnedTemperature, Rope, Softmax
 from glassformer.data import Batch
 from glassformer.errors import ConfigError
-from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, normalised_block, repeat
 from glassformer.models.accounting import count_parameters
 from glassformer.models.block import BlockConfig
 from glassformer.training import OptimConfig
@@ -195,6 +195,8 @@ LLAMA = DecoderConfig(
     repeat(block(n_heads=4, n_kv_heads=2, norm=RmsNorm(), mlp=Mlp(24, gated=True, bias=False)), 2),
     max_len=16, final_norm=RmsNorm(), tied=False,
 )  # fmt: skip
+TEMPERED = block(Softmax(temperature=LearnedTemperature()), n_heads=4)
+SCALED = block(n_heads=4, mlp=Mlp(24, bias=False, scale=LearnedScale()))
 
 
 def sent_by(found: Plan) -> dict[str, float]:
@@ -242,7 +244,11 @@ def test_one_process_sends_nothing_and_holds_no_copy() -> None:
         (LLAMA.replace(tied=False, d_embed=8), Mesh(tp=2), "one matrix as wide as the stream"),
         (LLAMA.replace(layers=(block(Softmax(window=4), n_heads=2),)), Mesh(cp=2), 'mixes by "softmax" as set here'),
         (LLAMA, Mesh(cp=32), "32 ranks cannot share 16 positions"),
-        (LLAMA.replace(layers=(block(Differential(), n_heads=2),)), Mesh(tp=2), 'heads of "differential" are not'),
+        (LLAMA.replace(layers=(block(Differential(), n_heads=2),)), Mesh(tp=2), 'heads of "differential", as set here'),
+        (LLAMA.replace(layers=(TEMPERED,)), Mesh(tp=2), 'heads of "softmax", as set here, are not shared'),
+        (LLAMA.replace(token_scale=LearnedScale()), Mesh(tp=2), "factors of tokens (token_scale) are not shared"),
+        (LLAMA.replace(layers=(SCALED,)), Mesh(tp=2), "layer 0 has factors of neurons (scale)"),
+        (LLAMA.replace(layers=(normalised_block(8, n_heads=2),)), Mesh(tp=2), 'layer 0 is wired "spherical"'),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_by_name(config: DecoderConfig, mesh: Mesh, message: str) -> None:

@@ -1,22 +1,24 @@
 """Models that ranks share by heads, neurons and tokens, against one process: training, and sites of their passes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import glassformer as gf
-from glassformer.attention import Alibi, Attention, Lightning, Linear, Merge, Rope, Separate, Softmax
+from glassformer.attention import Alibi, Attention, LearnedScale, Lightning, Linear, Merge, Rope, Separate, Softmax
 from glassformer.data import Repeat
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
-from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, Model, RmsNorm, block
+from glassformer.models import BlockConfig, DecoderConfig, Learned, Mlp, Model, NoNorm, RmsNorm, block, normalised_block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.trace import Add, At, Scale
 from glassformer.training import TrainConfig
 from glassformer.training.parallel import Mesh, tensor_parallel
 from glassformer.training.parallel.processes import joined
+from glassformer.training.parallel.tensor import share_layers
 from mesh_runs import run, runs, same_as_one
 from ranks import on_processes
 
@@ -106,6 +108,15 @@ def test_ranks_that_share_layers_train_and_show_what_one_process_does(mesh: Mesh
 def test_neurons_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="has d_mlp=9 neurons, and 2 ranks take as many each"):
         Mlp(9).build(16, 32, 0, "blocks.0.mlp").take_part(0, 2)
+
+
+def test_rates_and_factors_that_all_ranks_would_read_whole_are_refused() -> None:
+    two: Any = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 2)
+    sphere = normalised_block(16, n_heads=4, mixer=Softmax(), qk_norm=False, mlp=Mlp(8, bias=False))
+    with pytest.raises(ConfigError, match=r'"blocks\.0\.attn" moves the stream on a sphere'):
+        share_layers(MODEL.replace(layers=(sphere,), final_norm=NoNorm()).build(), two)
+    with pytest.raises(ConfigError, match="multiplies its neurons by learned factors"):
+        Mlp(8, bias=False, scale=LearnedScale()).build(16, 32, 0, "blocks.0.mlp").take_part(0, 2)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,12 @@ export const PARTS: readonly Explained[] = [
     spoken("The parts of a block read the same stream side by side, each through a norm, and add to it together."),
   ],
   [
+    wired("spherical"),
+    spoken(
+      "The stream has length 1: each part of a block names a direction, and the stream turns some of the way there.",
+    ),
+  ],
+  [
     "rms_norm",
     spoken(
       "A norm that divides a vector by its root mean square, so that what reads it sees its direction and not its length; then each coordinate has a factor of its own.",

@@ -46,7 +46,7 @@ class FinalNorm:
         """
         model = require_model(run.model)
         embed, layers = model.output_embed, model.sub_layers()
-        crossed = [layer for layer in layers if layer.after is not None]
+        crossed = [layer for layer in layers if layer.behind]
         if crossed:
             raise AnalysisUnavailable(
                 f'norm="live" recomputes the final norm alone; in layer {crossed[0].layer} writes pass norms before '
@@ -97,7 +97,7 @@ class FinalNorm:
     def _removed(self, along: Tensor, square: Tensor, frozen: Tensor) -> Tensor:
         total, scale = self.total[..., None], self.scale[..., None]
         # the mean square of what is left cannot be negative; rounding can make it so where hardly anything is left
-        left = (scale.square() - self.norm.eps - (2 * along - square) / self.norm.d_model).clamp_min(0) + self.norm.eps
+        left = (scale.square() - self.norm.eps - (2 * along - square) / self.norm.over).clamp_min(0) + self.norm.eps
         return total - (total - frozen) * scale / left.sqrt()
 
 

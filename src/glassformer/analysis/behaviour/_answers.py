@@ -61,7 +61,7 @@ def measured(
     sites = [block.at_resid[0] for block in blocks[:1]] + [block.at_resid[-1] for block in blocks]
     reads: list[str | Read] = [*sites, *_scale_sites(final)]
     for layer in examined:
-        reads += [*layer.block.at_resid, *_scale_sites(layer.after), layer.at_out]
+        reads += [*layer.block.at_resid, *(site for norm in layer.behind for site in _scale_sites(norm)), layer.at_out]
         if (part := layer.attention) is not None:
             reads.append(part.at.head_out)
             if rests(part):
@@ -109,9 +109,9 @@ def _parts(
         return FrozenNorm.of(norm, seen.__getitem__).adjoint(u)
 
     u, found = final.adjoint(direction), dict[str, Tensor]()
-    for layer, at_write, above in carried_down(examined, u, before):
-        if layer.after is not None and layer.after.shift is not None:
-            constant = constant + above @ layer.after.shift
+    for layer, at_write, above, below in carried_down(examined, u, before):
+        if layer.shift is not None:
+            constant = constant + above @ layer.shift
         if (part := layer.attention) is not None:
             if part.merge.output.bias is not None:
                 found[bias_of(layer, "attn_bias").label] = at_write @ part.merge.output.bias
@@ -119,7 +119,7 @@ def _parts(
             found |= dict(reversed(list(zip(head_labels(layer), written))))
         else:
             found[layer.label] = (seen[layer.at_out] * at_write).sum(-1)
-        u = at_write if layer.stream_norm else above
+        u = below
     earlier = (seen[examined[0].at_stream] * u).sum(-1)
     return {"earlier": earlier} | dict(reversed(list(found.items()))), constant
 

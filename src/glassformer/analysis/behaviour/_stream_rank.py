@@ -14,6 +14,7 @@ with Depth", section 4 (norm and ratio as in the authors' code).
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -177,12 +178,13 @@ def _without_skips(layers: list[SubLayer], mlps: bool) -> Iterator[Edit]:
         held["x"] = x
         return x
 
-    def take_out(x: Tensor) -> Tensor:
-        return x - held["x"]
+    def take_out(last: SubLayer, x: Tensor) -> Tensor:
+        # of a stream on the sphere, the share that is left of it
+        return x - last.kept(held["x"])
 
     # sub-layers that read one stream also add to one, and only together are they the stream behind them
     for _, group in itertools.groupby(layers, lambda layer: layer.entry):
         together = list(group)
         yield Apply(together[0].at_stream, keep)
         if mlps or any(layer.attention is not None for layer in together):
-            yield Apply(together[-1].at_sum or together[-1].at_behind, take_out)
+            yield Apply(together[-1].at_sum or together[-1].at_behind, partial(take_out, together[-1]))

@@ -169,7 +169,7 @@ class CutEdges(Edit):
             return None
         begun = max(self.steps[0], 0)
         begun = next(i for i, step in enumerate(steps) if step.block is steps[begun].block) if begun < len(steps) else 0
-        behind = any(step.after is not None for step in steps[begun : self.depth])
+        behind = any(step.behind for step in steps[begun : self.depth])
         return begun if behind else None
 
     @property
@@ -226,13 +226,12 @@ class CutEdges(Edit):
             total = exchange.value(exchange.out(i), len(x), earlier)[:, None].expand_as(x).clone()
             if i in self.steps:
                 exchange.swap(total, mask, [i], earlier)
-            on_stream = exchange.steps[i].stream_norm is not None
-            x = self._behind(i, x + total) if on_stream else x + self._behind(i, total)
+            step = exchange.steps[i]
+            x = self._behind(step.stream_norm, step.kept(x) + self._behind(step.write_norm, total))
         return x
 
-    def _behind(self, step: int, x: Tensor) -> Tensor:
-        """Return what the norm behind a step makes of what it wrote, or of the sum with the stream."""
-        norm = self.exchange.steps[step].after
+    def _behind(self, norm: Norm | None, x: Tensor) -> Tensor:
+        """Return what a norm behind a step makes of what that wrote, or of the sum with the stream."""
         if norm is None or not self.exchange.frozen:
             return normed(norm, x)
         scale = self.exchange.known.sites[norm.at_scale]

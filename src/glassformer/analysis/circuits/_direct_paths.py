@@ -84,13 +84,13 @@ def through_mlps(
         return torch.where(chosen[:, runs.columns[step], None] > 0, written(step), found)
 
     for i in range(max(runs.depth(each.rows[0]) for each in given)):
-        norm = runs.steps[i].after
         if runs.steps[i].attention is not None:
             edits.append(Set(runs.out(i), written(i)))
         elif patched[:, runs.columns[i]].any():
             edits.append(Apply(runs.out(i), partial(of_mlp, i)))
-        if frozen and norm is not None and not norm.identity:
-            edits.append(Set(norm.at_scale, runs.scales[norm.at_scale].repeat(worlds, 1)))
+        for norm in runs.steps[i].behind:
+            if frozen and not norm.identity:
+                edits.append(Set(norm.at_scale, runs.scales[norm.at_scale].repeat(worlds, 1)))
     names = [runs.read_at(runs.graph.receivers[each.rows[0]].step) for each in given]
     tape = Tape(runs.model, list(dict.fromkeys(names)), edits, logits=False)
     runs.passed(0, clean.sites[runs.read_at(0)].repeat(worlds, 1, 1) + swap(-1), clean.source, worlds, tape)

@@ -176,16 +176,16 @@ class _Behind:
         steps, stop = self.runs.steps, depth - 1
         for j in range(depth - 1, -1, -1):
             step = steps[j]
-            after = step.after
-            if after is None:
+            if not step.behind:
                 continue
             if j < stop:
                 yield j + 1, stop, gradient
             total = self.values[self.runs.out(j)]
-            post = step.stream_norm is not None
-            through = _pulled_back(after, total + self.values[self.runs.read_at(j)] if post else total, gradient)
-            yield j, j, through
-            gradient, stop = through if post else gradient, j - 1
+            if step.stream_norm is not None:
+                kept = step.kept(self.values[self.runs.read_at(j)])
+                gradient = _pulled_back(step.stream_norm, kept + normed(step.write_norm, total), gradient)
+            yield j, j, gradient if step.write_norm is None else _pulled_back(step.write_norm, total, gradient)
+            gradient, stop = step.kept(gradient), j - 1
         yield -1, stop, gradient
 
 

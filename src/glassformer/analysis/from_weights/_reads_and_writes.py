@@ -133,9 +133,20 @@ def defined_values(layer: AttentionWeights) -> list[int | None]:
 
 
 def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]:
-    """Return the norms that stand on the stream itself between a write and a read."""
+    """Return the norms that stand on the stream itself between a write and a read.
+
+    Raises:
+        AnalysisUnavailable: The stream is on the sphere, where a write and what was written before pass other maps.
+    """
     layers = model.sub_layers(earlier.stack)[earlier.index :]
     between = [one for one in layers if later.stack != earlier.stack or one.index < later.entry]
+    moved = next((one for one in between if one.lost is not None), None)
+    if moved is not None:
+        raise AnalysisUnavailable(
+            f'composition: {moved.label} moves the stream on a sphere (wiring="spherical"), and takes away a share of '
+            "what was written before: gains alone do not say what is left of it.\n"
+            "    At one text: analysis.paths.virtual_heads(run)."
+        )
     return [one.stream_norm for one in between if one.stream_norm is not None]
 
 

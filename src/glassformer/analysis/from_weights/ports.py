@@ -45,7 +45,8 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
             raise AnalysisUnavailable(
                 f"virtual weights: {name or 'the'} stack has post-norm blocks, which normalise the stream itself "
                 "between a write and what reads it.\n"
-                "    Composition of two heads: analysis.from_weights.composition(model)."
+                "    Composition of two heads: analysis.from_weights.composition(model), or, of one text, "
+                "analysis.paths.virtual_heads(run)."
             )
     found: list[Port] = []
     if side == "write":

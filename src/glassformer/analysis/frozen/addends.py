@@ -1,7 +1,8 @@
 """Addends of the residual stream: what every component wrote to it, and what a head wrote on behalf of each key.
 
 In post-norm stacks the stream itself passes norms; what was written is carried through them with the scales that were
-recorded. Elsewhere nothing between a write and a place is normalised.
+recorded. On the sphere each later sub-layer also takes its share of it away. Elsewhere nothing between a write and a
+place is normalised.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def residual_sites(
     found, layers = vector_sites(model.embeddings[name]), model.sub_layers(name)
     for layer in layers if place is None else written_before(layers, place):
         found.append(layer.at_out if layer.attention is None else _write_site(layer.attention, done))
-        found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
+        found += [norm.at_scale for norm in layer.behind if not norm.identity]
         found += layer.block.at_resid
     found += [] if place is None else [place]
     return list(dict.fromkeys(found))
@@ -74,7 +75,7 @@ def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Ten
 
     def arrived(vectors: Tensor, index: int) -> Tensor:
         for layer in earlier[index:]:
-            vectors = FrozenNorm.of(layer.stream_norm, read)(vectors)
+            vectors = FrozenNorm.of(layer.stream_norm, read)(layer.kept(vectors))
         return vectors.detach()
 
     enter = FrozenNorm.of(embed.norm, read)
@@ -85,9 +86,11 @@ def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Ten
         yield [Component(f"{entry}embed norm bias", "norm_bias")], arrived(enter.bias.expand_as(token), 0)
     for i, layer in enumerate(earlier):
         components, written = _written(run, layer)
-        yield components, arrived(FrozenNorm.of(layer.write_norm, read)(written), i)
-        if layer.after is not None and layer.after.shift is not None:
-            bias = layer.after.shift.expand(written.shape[-2:])[None]
+        for norm in layer.behind:
+            written = FrozenNorm.of(norm, read)(written)
+        yield components, arrived(written, i + 1)
+        if layer.shift is not None:
+            bias = layer.shift.expand(written.shape[-2:])[None]
             yield [bias_of(layer, "norm_bias")], arrived(bias, i + 1)
 
 

@@ -26,8 +26,6 @@ from glassformer.models import ModelLike, SubLayer, require_model, written_befor
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 
-U = TypeVar("U")
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Directions:
@@ -79,6 +77,10 @@ class Directions:
         heads = (self.distinct @ merge.output.weight.detach()).unflatten(-1, (merge.dims.n_heads, merge.dims.d_z))
         return self.spread(heads)
 
+    def __mul__(self, each: Float[Tensor, " d_model"]) -> "Directions":
+        """Return the directions with every coordinate multiplied."""
+        return Directions(self.distinct * each.detach().to(self.distinct.device), self.which, self.factor)
+
     def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
         """Return the directions before a norm that has these behind it."""
         found = FrozenNorm.of(norm, lambda site: at.of_stream(run[site].values))
@@ -102,6 +104,9 @@ class Directions:
         if readout.input.bias is not None:
             constant = constant + rows @ readout.input.bias.detach()
         return Directions.of(rows @ readout.input.weight.detach(), at), constant
+
+
+U = TypeVar("U", Directions, Tensor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,17 +151,18 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
     final = directions if site is not None else before(last, directions)
     final_bias = None if site is not None or last.shift is None else directions.constant(last.shift)
     earlier, u, writes = layers if site is None else written_before(layers, site), final, list[Write]()
-    for layer, written, above in carried_down(earlier, final, before):
-        shift = None if layer.after is None else layer.after.shift
-        writes.append(Write(layer, written, None if shift is None else above.constant(shift)))
-        u = written if layer.stream_norm else above
+    for layer, written, above, below in carried_down(earlier, final, before):
+        writes.append(Write(layer, written, None if layer.shift is None else above.constant(layer.shift)))
+        u = below
     if norm is None:
         return PulledDirections(writes[::-1], u, final, final_bias)
     entry_bias = None if norm.shift is None else u.constant(norm.shift)
     return PulledDirections(writes[::-1], before(norm, u), final, final_bias, entry_bias)
 
 
-def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]) -> Iterator[tuple[SubLayer, U, U]]:
+def carried_down(
+    layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]
+) -> Iterator[tuple[SubLayer, U, U, U]]:
     """Carry a direction of the stream down past some sub-layers.
 
     Args:
@@ -165,20 +171,22 @@ def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U
         before: Takes a direction behind a norm to one in front of it.
 
     Yields:
-        Each sub-layer, last one first, with the direction of what it returns, and that of the stream above it. Below
-        it, the direction is the former where a norm acts on the stream, which everything written earlier passes too.
+        Each sub-layer, last one first, with the direction of what it returns, and those of the stream above it and
+        below: what was written earlier passes a norm on the stream, too, less the share that is lost of it.
     """
     for layer in reversed(layers):
-        written = u if layer.after is None else before(layer.after, u)
-        yield layer, written, u
-        u = written if layer.stream_norm else u
+        summed = u if layer.stream_norm is None else before(layer.stream_norm, u)
+        written = summed if layer.write_norm is None else before(layer.write_norm, summed)
+        below = summed if layer.lost is None else summed * (1 - layer.lost.detach())
+        yield layer, written, u, below
+        u = below
 
 
 def scale_sites(model: ModelLike) -> list[str]:
     """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
     model = require_model(model)
-    readout, norms = model.unembed.readout, [model.output_embed.norm, *(layer.after for layer in model.sub_layers())]
-    norms.append(model.output_stack.final)
+    readout, behind = model.unembed.readout, [norm for layer in model.sub_layers() for norm in layer.behind]
+    norms = [model.output_embed.norm, *behind, model.output_stack.final]
     found = [norm.at_scale for norm in norms if norm is not None and not norm.identity]
     if readout is not None:
         found += [readout.at.pre, *([] if readout.norm.identity else [readout.norm.at_scale])]

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.analysis.frozen.directions import carried_down
 from glassformer.analysis.heads.roles import (
     ROLES,
     Head,
@@ -285,20 +286,17 @@ class _ScoreMeter:
         Scales are left out: they are positive, and one factor for all tokens.
         """
         directions = wide(self.model.unembed.weight)
-        effect, centre = directions[self.ids], directions.mean(0)
-        for norm in self._later(path):
-            effect, centre = norm.transposed(effect), norm.transposed(centre)
-        return effect, centre
+        return self._before(path, directions[self.ids]), self._before(path, directions.mean(0))
 
-    def _later(self, path: str) -> list[Norm]:
-        """Return the norms a write passes on its way to the logits, last one first."""
-        norms = [self.model.output_stack.final]
-        for place, layer in reversed(self.layers.items()):
-            if layer.after is not None and (layer.after_on == "stream" or place == path):
-                norms.append(layer.after)
-            if place == path:
-                return norms
-        raise AssertionError("every path is a sub-layer's")
+    def _before(self, path: str, u: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
+        """Return a direction behind the final norm as one of what a sub-layer writes."""
+
+        def unscaled(norm: Norm, u: Tensor) -> Tensor:
+            return norm.transposed(u)
+
+        layers = list(self.layers.values())
+        down = carried_down(layers, unscaled(self.model.output_stack.final, u), unscaled)
+        return next(written for layer, written, _, _ in down if layer.path == path)
 
 
 def _summarise(meter: _ScoreMeter, known: list[Head], sizes: dict[Setting, int]) -> HeadEvaluation:

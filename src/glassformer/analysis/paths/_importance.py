@@ -194,7 +194,7 @@ def sweep(steps: Steps, worlds: Sequence[World], *, live: bool = False) -> Float
         else:
             out = torch.zeros_like(x)
         out = out if step.bias is None else out + step.bias
-        x = step.passed(x + step.behind(out, bias=True, live=live), bias=True, live=live)
+        x = step.passed(x, step.behind(out, bias=True, live=live), bias=True, live=live)
     return x
 
 

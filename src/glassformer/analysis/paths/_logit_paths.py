@@ -348,7 +348,7 @@ def _sources(steps: Steps, i: int) -> list[tuple[str, Tensor, bool]]:
     found: list[tuple[str, Tensor | None, bool]] = [
         (step.label, step.recorded, True),
         (f"{step.label} bias", step.bias, True),
-        (f"{step.label} norm bias", step.after.bias, False),
+        (f"{step.label} norm bias", step.layer.shift, False),
     ]
     return [(name, vectors, at_write) for name, vectors, at_write in found if vectors is not None]
 

@@ -33,7 +33,8 @@ class Step:
     Args:
         layer: The sub-layer, and where it lies.
         before: The norm it reads through.
-        after: The norm behind it: of its write in a sandwich block, of the whole stream in a post-norm block.
+        on_write: The norm that its write passes before it is added.
+        on_stream: The norm that the whole stream passes behind it.
         pattern: Of self-attention, `batch head query key`; of several value streams side by side, `(value_stream key)`.
         factor: What mixed values are multiplied by (gain and gate), `batch head pos d_z`; None for one.
         scale: What they are divided by first, `batch head pos`; None for one.
@@ -46,7 +47,8 @@ class Step:
 
     layer: SubLayer
     before: FrozenNorm
-    after: FrozenNorm
+    on_write: FrozenNorm
+    on_stream: FrozenNorm
     pattern: Tensor | None = None
     factor: Tensor | None = None
     scale: Tensor | None = None
@@ -158,20 +160,28 @@ class Step:
         return None if self.attention is None else self.attention.merge.output.bias
 
     def behind(self, write: Stream, *, bias: bool = False, live: bool = False) -> Stream:
-        """Return a write as it enters the stream: through the norm behind it in a sandwich block."""
-        return self.after(write, bias=bias, live=live) if self.layer.write_norm else write
+        """Return a write as it enters the stream: through the norm on it in a sandwich block."""
+        return self.on_write(write, bias=bias, live=live)
 
-    def passed(self, x: Stream, *, bias: bool = False, live: bool = False) -> Stream:
-        """Return an addend of the stream above the sub-layer: through its norm in a post-norm block."""
-        return self.after(x, bias=bias, live=live) if self.layer.stream_norm else x
+    def passed(self, x: Stream, written: Stream | None = None, *, bias: bool = False, live: bool = False) -> Stream:
+        """Return an addend of the stream below as it is above the sub-layer.
+
+        Args:
+            x: The addend, or the whole stream.
+            written: What enters the stream here, as `behind` gives it; nothing by default.
+            bias: Whether the norm on the stream adds its bias, as it does to a whole stream.
+            live: Whether it divides by the scale of what it is given.
+        """
+        x = self.layer.kept(x)
+        return self.on_stream(x if written is None else x + written, bias=bias, live=live)
 
     def written(self, u: Stream) -> Stream:
         """Return a direction of the stream above as a direction of what the sub-layer writes."""
-        return self.after.adjoint(u)
+        return self.on_write.adjoint(self.on_stream.adjoint(u))
 
     def below(self, u: Stream) -> Stream:
         """Return a direction of the stream above as a direction of the stream it is added to."""
-        return self.after.adjoint(u) if self.layer.stream_norm else u
+        return self.layer.kept(self.on_stream.adjoint(u))
 
     def mixed(self, u: Stream) -> Mixed:
         """Return a direction of what is written as a direction of what `mix` returns."""
@@ -271,7 +281,7 @@ class Steps:
             else:
                 out = step.write(step.mix(read[-1], bias=True)) if heads else torch.zeros_like(x)
             out = out if step.bias is None else out + step.bias
-            x = step.passed(x + step.behind(out, bias=True), bias=True)
+            x = step.passed(x, step.behind(out, bias=True), bias=True)
             streams.append(x)
         return read
 
@@ -325,10 +335,10 @@ def steps_of(run: Run, analysis: str) -> Steps:
 
     steps: list[Step] = []
     for layer in model.sub_layers():
-        before, after = FrozenNorm.of(layer.before, read), FrozenNorm.of(layer.after, read)
+        around = [FrozenNorm.of(norm, read) for norm in (layer.before, layer.write_norm, layer.stream_norm)]
         part = layer.self_attention
         if part is None:
-            steps.append(Step(layer, before, after, recorded=read(layer.at_out)))
+            steps.append(Step(layer, *around, recorded=read(layer.at_out)))
             continue
         pattern, scale = _side_by_side(part, read), None if part.merge.linear else read(part.at.z_scale)
         gate = None if part.merge.gate is None else read(layer.at_gate)
@@ -337,7 +347,7 @@ def steps_of(run: Run, analysis: str) -> Steps:
         opened = None if gate is None or not part.merge.gates_first else part.merge.openings(gate).detach()
         steps.append(
             Step(
-                layer, before, after, pattern, factor, scale,
+                layer, *around, pattern=pattern, factor=factor, scale=scale,
                 opened=opened, value_factor=value_factor, value_shift=value_shift,
             )
         )  # fmt: skip

@@ -203,8 +203,8 @@ def _pairs(
     for start in range(0, first.n_heads, piece):
         # value batch head pos d_model -> (head value) batch pos d_model
         wrote = first.write_per_head(z, slice(start, start + piece)).movedim(2, 0).flatten(0, 1)
-        y = first.behind(wrote)
-        for k in range(i, second.entry):
+        y = first.on_stream(first.behind(wrote))
+        for k in range(i + 1, second.entry):
             y = steps.steps[k].passed(y)
         met = [torch.einsum("fbhte,bhte->fhbt", second.mix(y, value=value), above) for value in of_second]
         parts.append(torch.stack(met, 2).flatten(1, 2))

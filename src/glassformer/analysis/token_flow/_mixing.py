@@ -121,9 +121,9 @@ def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     found: list[str] = []
     for layer in [layer for name in names for layer in model.sub_layers(name)]:
         found += layer.block.at_resid
-        found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
+        found += [norm.at_scale for norm in layer.behind if not norm.identity]
         if (part := layer.attention) is None:
-            found.append(layer.at_write)
+            found.append(_written_at(layer))
         elif part.traits.has_patterns:
             found += [part.at.pattern, part.at.value, *layer.multiplier_sites]
     return list(dict.fromkeys(found))
@@ -194,6 +194,11 @@ def has_source(model: ModelLike, stack: str | None) -> bool:
     return model.source is not None and stack != model.source
 
 
+def _written_at(layer: SubLayer) -> str:
+    """Return the site of what a sub-layer that mixes no positions writes: behind its norm, or what it returns."""
+    return layer.at_write if layer.lost is None else layer.at_out
+
+
 def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
     def read(site: str) -> Tensor:
         return run[site].values[0].detach()
@@ -201,30 +206,36 @@ def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
     kept, result = read(layers[0].at_stream), read(layers[0].at_behind)
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for layer in layers:
-        part, after = layer.attention, FrozenNorm.of(layer.after, read)
-        if layer.stream_norm:
-            kept = after(kept).detach()
+        part, behind = layer.attention, [FrozenNorm.of(norm, read) for norm in layer.behind]
+        kept = FrozenNorm.of(layer.stream_norm, read)(layer.kept(kept)).detach()
         if part is not None:
-            moves.append(_moves(read, layer, part, after))
+            moves.append(_moves(read, layer, part, behind))
             own = part.merge.output.bias
-            bias = bias if own is None else bias + after(own.detach().expand_as(kept)).detach()
-        if after.bias is not None and (layer.stream_norm or part is not None):
-            bias = bias + after.bias.detach()
+            bias = bias if own is None else bias + _through(behind, own.detach().expand_as(kept)).detach()
+        if layer.shift is not None and (layer.stream_norm or part is not None):
+            bias = bias + layer.shift.detach()
         if part is None:
+            at = _written_at(layer)
             # what is read behind a norm on the write has passed it already
-            written = read(layer.at_write)
-            writes.append((_label(layer), after(written).detach() if layer.stream_norm else written))
+            writes.append((_label(layer), _through(behind if at == layer.at_out else [], read(at)).detach()))
     mixing = [layer for layer in layers if layer.attention is not None]
     return Unit(_label((mixing or layers)[0]), kept, tuple(moves), tuple(writes), bias, result)
 
 
-def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
+def _through(norms: Sequence[FrozenNorm], x: Tensor) -> Tensor:
+    for norm in norms:
+        x = norm(x)
+    return x
+
+
+def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer, behind: Sequence[FrozenNorm]) -> Moves:
     pattern, value = (u[0] for u in part.by_stream(read(part.at.pattern)[None], read(part.at.value)[None]))
     weight, output, gate = pattern, part.merge.matrix().detach(), None
     if not part.merge.linear:
         weight = weight / read(part.at.z_scale)[..., None]
-    if after.scale is not None:
-        weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
+    for norm in behind:
+        if norm.scale is not None:
+            weight, output = weight / norm.scale[:, None], norm.unscaled(output).detach()
     if part.merge.multiplies:
         ones = value.new_ones(1, *pattern.shape[1:3])
         x = ones.mT if part.merge.gate is None else read(layer.at_gate)[None]

@@ -101,7 +101,8 @@ def derived_sites(shape: Any, parts: SharedParts) -> Iterator[Derived]:
     for stack in shape.stacks.values():
         for layer in stack.sub_layers():
             yield from scale(layer.before, layer.at_stream)
-            yield from scale(layer.after, layer.at_sum or layer.at_out)
+            yield from scale(layer.write_norm, layer.at_out)
+            yield from scale(layer.stream_norm, layer.at_sum or layer.at_out)
             part = layer.attention
             if part is not None and not part.merge.multiplies:
                 yield _derived(table[part.at.head_out], part.at.z, paths[part.merge], "per_head", parts)

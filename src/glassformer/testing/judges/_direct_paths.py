@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.models import LayerNorm, Model, NoNorm, ScaleOnly, SubLayer
+from glassformer.models import LayerNorm, Model, NoNorm, ScaleOnly, SubLayer, UnitNorm
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
 from glassformer.testing.judges._hooks import Change, hooked
@@ -71,8 +71,8 @@ class DirectPaths:
         found = [*self._of_embedding(), *self._of_streams()]
         for layer in self.layers:
             found += self._of_sub_layer(layer)
-            if layer.after is not None:
-                found += self._of_norm(layer.after, f"{layer.label} norm bias")
+            for norm in layer.behind:
+                found += self._of_norm(norm, f"{layer.label} norm bias")
         # behind what replaces norms, so that streams are those that lead on
         found += self._of_norm(self.model.output_stack.final, "final norm bias")
         return found + self._of_streams_behind() + self._of_unembedding()
@@ -165,9 +165,12 @@ class DirectPaths:
             y = read * config.factor
         else:
             read = read - read.mean(-1, keepdim=True) if isinstance(config, LayerNorm) else read
-            y = read / (read.square().mean(-1, keepdim=True) + norm.eps).sqrt().detach()
+            square = read.square().sum(-1, keepdim=True)
+            square = square if isinstance(config, UnitNorm) else square / read.shape[-1]
+            y = read / (square + norm.eps).sqrt().detach()
             own = norm if norm.tied is None else norm.tied
-            y = y if own.weight is None else y * (own.weight + norm.offset) * norm.enlarged
+            weight = own.weight.abs() if isinstance(config, UnitNorm) and own.weight is not None else own.weight
+            y = y if weight is None else y * (weight + norm.offset) * norm.enlarged
         if norm.inside is not None:
             y = F.pad(y, (norm.inside.start, norm.d_model - norm.inside.stop))
         shift = norm.shift
@@ -223,9 +226,9 @@ class DirectPaths:
     def _of_streams_behind(self) -> list[Change]:
         """Note the stream where a norm returns it."""
         return [
-            Change(one.after, "out", functools.partial(_keep, self.streams, one.at_behind))
+            Change(one.stream_norm, "out", functools.partial(_keep, self.streams, one.at_behind))
             for one in self._sub_layers()
-            if one.after is not None and one.after_on == "stream"
+            if one.stream_norm is not None
         ]
 
     def _sub_layers(self) -> list[SubLayer]:
@@ -251,6 +254,7 @@ class DirectPaths:
                 x = kept.get("unembedded", kept["read"]) * unembed.scale
                 x = x if unembed.map is None else x @ unembed.map.weight.T
                 raw = x @ unembed.stored.T.detach()
+                raw = raw if unembed.factors is None else raw * unembed.factors.detach()
                 self.raw = raw if unembed.bias is None else raw + self.leaf(unembed.bias, "unembed bias")
                 return self.raw if unembed.cap is None else unembed.cap * (self.raw / unembed.cap).tanh()
 

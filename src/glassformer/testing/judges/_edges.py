@@ -115,8 +115,9 @@ class _Runs:
             total = torch.stack([write(u) for u in by_step[i]]).sum(0)
             bias = None if step.attention is None else step.attention.merge.output.bias
             total = total if bias is None else total + bias
-            after = step.after
-            x = x + total if after is None else after(x + total) if step.after_on == "stream" else x + after(total)
+            kept = x if step.lost is None else x * (1 - step.lost)
+            x = kept + (total if step.write_norm is None else step.write_norm(total))
+            x = x if step.stream_norm is None else step.stream_norm(x)
         return x
 
     def _written(

@@ -130,11 +130,15 @@ def _copied(raised: Sequence[Any], pattern: Tensor, rows: Sequence[Sequence[int]
 
 def _carried(model: Any, layer: SubLayer, write: Tensor) -> Tensor:
     """Return a write behind the norms on its way to the logits, up to their scales, which are positive."""
-    later = [one.stream_norm for one in model.sub_layers(layer.stack)[layer.index :]]
-    for norm in (layer.write_norm, *later, model.output_stack.final):
-        if norm is not None:
-            write = write - write.mean(-1, keepdim=True) if norm.centred else write
-            write = write if norm.gain is None else write * norm.gain
+    norms = [layer.write_norm, layer.stream_norm]
+    for one in model.sub_layers(layer.stack)[layer.index + 1 :]:
+        norms += [one.lost, one.stream_norm]
+    for passed in (*norms, model.output_stack.final):
+        if isinstance(passed, Tensor):
+            write = write * (1 - passed)
+        elif passed is not None:
+            write = write - write.mean(-1, keepdim=True) if passed.centred else write
+            write = write if passed.gain is None else write * passed.gain
     return write
 
 

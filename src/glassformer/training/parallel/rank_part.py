@@ -34,17 +34,20 @@ def rank_part(config: ModelConfig, tp: int) -> ModelConfig:
     assert isinstance(config, DecoderConfig), "just required"
     plain = config.output_vocab_size is None and config.output_layer is None and config.d_embed is None
     require(plain, f"{where}: tokens are shared of one vocabulary and one matrix as wide as the stream; use dp.")
+    require(config.token_scale is None, f"{where}: factors of tokens (token_scale) are not shared; use dp.")
     layers = tuple(_of_block(block, config, tp, f"{where}: layer {i}") for i, block in enumerate(config.layers))
     return config.replace(vocab_size=-(-config.vocab_size // tp), layers=layers)
 
 
 def _of_block(block: BlockConfig, config: DecoderConfig, tp: int, where: str) -> BlockConfig:
+    require(block.wiring != "spherical", f'{where} is wired "spherical", which ranks do not share; use dp.')
     return block.replace(parts=tuple(_of_part(part, config, tp, where) for part in block.parts))
 
 
 def _of_part(part: SubLayerConfig, config: DecoderConfig, tp: int, where: str) -> SubLayerConfig:
     if isinstance(part, Mlp):
         neurons = part.d_mlp or 4 * config.d_model
+        require(part.scale is None, f"{where} has factors of neurons (scale), which ranks do not share; use dp.")
         require(neurons % tp == 0, f"{where} has {neurons} neurons, which {tp} ranks cannot share evenly.")
         return part.replace(d_mlp=neurons // tp)
     require(isinstance(part, Attention), f'{where} has a sub-layer "{part.kind}", which ranks do not share; use dp.')
@@ -65,6 +68,6 @@ def _of_part(part: SubLayerConfig, config: DecoderConfig, tp: int, where: str) -
 def _of_mixer(mixer: MixerConfig, heads: int, where: str) -> MixerConfig:
     if isinstance(mixer, Lightning) and mixer.slopes is not None:
         return mixer.replace(slopes=mixer.slopes[:heads])
-    shared = isinstance(mixer, Softmax | Linear | Lightning)
-    require(shared, f'{where}: heads of "{mixer.kind}" are not shared among ranks; use dp.')
+    shared = isinstance(mixer, Softmax | Linear | Lightning) and getattr(mixer, "temperature", None) is None
+    require(shared, f'{where}: heads of "{mixer.kind}", as set here, are not shared among ranks; use dp.')
     return mixer

@@ -57,6 +57,11 @@ def shared(
         raise WrongArgument(f"train: mesh= takes a Mesh, such as Mesh(dp=2); found {shown(mesh)}.")
     if config.compile:
         raise ConfigError(f'mesh "{mesh}": a model that is compiled is trained by one process. Set compile=false.')
+    if config.optim.unit_vectors:
+        raise ConfigError(
+            f'mesh "{mesh}": vectors are kept at length 1 (optim.unit_vectors) by one process, which has them whole. '
+            "Train without a mesh."
+        )
     with joined(mesh, device) as ranks:
         told = json.loads(config.identity())
         ranks.agree("recipe", {name: json_text(value, sort=True) for name, value in told.items()})

@@ -70,6 +70,12 @@ def share_layers(model: Model, devices: DeviceMesh) -> None:
         ConfigError: As for `tensor_parallel`.
     """
     rank, ranks = devices.get_local_rank(), devices.size()
+    sphere = [layer.path for stack in model.stacks.values() for layer in stack.sub_layers() if layer.lost is not None]
+    require(
+        not sphere,
+        f'tensor parallel: "{"".join(sphere[:1])}" moves the stream on a sphere, by rates that it multiplies by '
+        "outside of a norm, which ranks cannot share. Let them share rows (dp).",
+    )
     plans = [(part, part.take_part(rank, ranks)) for stack in model.stacks.values() for part in stack.parts()]
     with torch.device("meta"):
         # layers that have taken their part know no other rows
