@@ -146,13 +146,13 @@ class SubLayer:
         return self.behind[-1].shift if self.behind else None
 
     @property
-    def lost(self) -> Float[Tensor, " d_model"] | None:
-        """The share of each coordinate of the stream that it takes away, on the sphere: the rate; None for nothing."""
+    def rate(self) -> Float[Tensor, " d_model"] | None:
+        """The share of each coordinate of the stream that it takes away, which is so on the sphere; None for nothing."""
         return None if self.write_norm is None or self.stream_norm is None else self.write_norm.gain
 
-    def kept(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
+    def remainder(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
         """Return what it leaves of the stream, or of an addend or a direction of it: itself but on the sphere."""
-        return x if self.lost is None else x * (1 - self.lost.detach()).to(x.device)
+        return x if self.rate is None else x * (1 - self.rate.detach()).to(x.device)
 
     def reads(self, earlier: "SubLayer") -> bool:
         """Whether what another sub-layer writes is on the stream that this one reads."""

@@ -106,14 +106,14 @@ def _stack(
     for layer in w.model.sub_layers(name):
         entry = x if layer.entry == layer.index else entry
         out = _part(w, layer, entry, context, encoded)
-        x = w.normed(_kept(x, layer) + w.normed(out, layer.write_norm), layer.stream_norm)
+        x = w.normed(_remainder(x, layer) + w.normed(out, layer.write_norm), layer.stream_norm)
     return w.normed(x, w.model.stacks[name].final)
 
 
-def _kept(x: Tensor, layer: SubLayer) -> Tensor:
+def _remainder(x: Tensor, layer: SubLayer) -> Tensor:
     """Return what a sub-layer leaves of the stream; the constant coordinate, if there is one, passes it by."""
     width = layer.block.d_model
-    return torch.cat((layer.kept(x[..., :width]), x[..., width:]), -1)
+    return torch.cat((layer.remainder(x[..., :width]), x[..., width:]), -1)
 
 
 def _part(w: HeadWeights, layer: SubLayer, entry: Tensor, context: Context, encoded: Tensor | None) -> Tensor:

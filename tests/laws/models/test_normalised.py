@@ -117,9 +117,9 @@ def test_the_stream_never_leaves_the_sphere_and_moves_by_what_is_written() -> No
     layers = model.sub_layers()
     for layer, part in zip(layers, parts, strict=True):
         before, behind, write = (read[at].values for at in (layer.at_stream, layer.at_behind, f"{part}.write"))
-        assert layer.at_write == f"{part}.write" and layer.lost is not None
+        assert layer.at_write == f"{part}.write" and layer.rate is not None
         close(unit(before + write), behind)
-        close(write, read[f"{part}.out_norm"].values - layer.lost.detach() * before)
+        close(write, read[f"{part}.out_norm"].values - layer.rate.detach() * before)
     # what is not written moves nothing: the model is its embedding and unembedding
     still = model(IDS, tape=Tape(model, edit=[Set(layer.at_write, 0.0) for layer in layers]))
     close(still, model.unembed.logits(model.embed.matrix[IDS]))
@@ -243,7 +243,7 @@ def test_without_its_skips_the_stream_is_the_direction_of_what_was_written() -> 
     found = rank_of_stream(model, IDS[:1], initial=None).ratio
     h, context = model.embed.matrix[IDS[:1]], make_context(1, 6, IDS.device, is_causal=True)
     for layer in model.sub_layers():
-        h = unit(layer.lost * unit(layer.part(h, context)[0]))
+        h = unit(layer.rate * unit(layer.part(h, context)[0]))
     close(found.select(weights="trained", variant="+ MLP").values[-1], residual_ratio(h[0]))
 
 

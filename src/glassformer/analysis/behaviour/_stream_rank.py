@@ -180,7 +180,7 @@ def _without_skips(layers: list[SubLayer], mlps: bool) -> Iterator[Edit]:
 
     def take_out(last: SubLayer, x: Tensor) -> Tensor:
         # of a stream on the sphere, the share that is left of it
-        return x - last.kept(held["x"])
+        return x - last.remainder(held["x"])
 
     # sub-layers that read one stream also add to one, and only together are they the stream behind them
     for _, group in itertools.groupby(layers, lambda layer: layer.entry):

@@ -227,7 +227,7 @@ class CutEdges(Edit):
             if i in self.steps:
                 exchange.swap(total, mask, [i], earlier)
             step = exchange.steps[i]
-            x = self._behind(step.stream_norm, step.kept(x) + self._behind(step.write_norm, total))
+            x = self._behind(step.stream_norm, step.remainder(x) + self._behind(step.write_norm, total))
         return x
 
     def _behind(self, norm: Norm | None, x: Tensor) -> Tensor:

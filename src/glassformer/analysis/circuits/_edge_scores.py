@@ -182,10 +182,10 @@ class _Behind:
                 yield j + 1, stop, gradient
             total = self.values[self.runs.out(j)]
             if step.stream_norm is not None:
-                kept = step.kept(self.values[self.runs.read_at(j)])
-                gradient = _pulled_back(step.stream_norm, kept + normed(step.write_norm, total), gradient)
+                remainder = step.remainder(self.values[self.runs.read_at(j)])
+                gradient = _pulled_back(step.stream_norm, remainder + normed(step.write_norm, total), gradient)
             yield j, j, gradient if step.write_norm is None else _pulled_back(step.write_norm, total, gradient)
-            gradient, stop = step.kept(gradient), j - 1
+            gradient, stop = step.remainder(gradient), j - 1
         yield -1, stop, gradient
 
 

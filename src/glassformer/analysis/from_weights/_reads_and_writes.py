@@ -140,7 +140,7 @@ def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]
     """
     layers = model.sub_layers(earlier.stack)[earlier.index :]
     between = [one for one in layers if later.stack != earlier.stack or one.index < later.entry]
-    moved = next((one for one in between if one.lost is not None), None)
+    moved = next((one for one in between if one.rate is not None), None)
     if moved is not None:
         raise AnalysisUnavailable(
             f'composition: {moved.label} moves the stream on a sphere (wiring="spherical"), and takes away a share of '

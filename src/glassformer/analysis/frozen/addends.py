@@ -75,7 +75,7 @@ def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Ten
 
     def arrived(vectors: Tensor, index: int) -> Tensor:
         for layer in earlier[index:]:
-            vectors = FrozenNorm.of(layer.stream_norm, read)(layer.kept(vectors))
+            vectors = FrozenNorm.of(layer.stream_norm, read)(layer.remainder(vectors))
         return vectors.detach()
 
     enter = FrozenNorm.of(embed.norm, read)

@@ -177,7 +177,7 @@ def carried_down(
     for layer in reversed(layers):
         summed = u if layer.stream_norm is None else before(layer.stream_norm, u)
         written = summed if layer.write_norm is None else before(layer.write_norm, summed)
-        below = summed if layer.lost is None else summed * (1 - layer.lost.detach())
+        below = summed if layer.rate is None else summed * (1 - layer.rate.detach())
         yield layer, written, u, below
         u = below
 

@@ -172,7 +172,7 @@ class Step:
             bias: Whether the norm on the stream adds its bias, as it does to a whole stream.
             live: Whether it divides by the scale of what it is given.
         """
-        x = self.layer.kept(x)
+        x = self.layer.remainder(x)
         return self.on_stream(x if written is None else x + written, bias=bias, live=live)
 
     def written(self, u: Stream) -> Stream:
@@ -181,7 +181,7 @@ class Step:
 
     def below(self, u: Stream) -> Stream:
         """Return a direction of the stream above as a direction of the stream it is added to."""
-        return self.layer.kept(self.on_stream.adjoint(u))
+        return self.layer.remainder(self.on_stream.adjoint(u))
 
     def mixed(self, u: Stream) -> Mixed:
         """Return a direction of what is written as a direction of what `mix` returns."""

@@ -196,7 +196,7 @@ def has_source(model: ModelLike, stack: str | None) -> bool:
 
 def _written_at(layer: SubLayer) -> str:
     """Return the site of what a sub-layer that mixes no positions writes: behind its norm, or what it returns."""
-    return layer.at_write if layer.lost is None else layer.at_out
+    return layer.at_write if layer.rate is None else layer.at_out
 
 
 def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
@@ -207,7 +207,7 @@ def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for layer in layers:
         part, behind = layer.attention, [FrozenNorm.of(norm, read) for norm in layer.behind]
-        kept = FrozenNorm.of(layer.stream_norm, read)(layer.kept(kept)).detach()
+        kept = FrozenNorm.of(layer.stream_norm, read)(layer.remainder(kept)).detach()
         if part is not None:
             moves.append(_moves(read, layer, part, behind))
             own = part.merge.output.bias

@@ -115,7 +115,7 @@ class _Runs:
             total = torch.stack([write(u) for u in by_step[i]]).sum(0)
             bias = None if step.attention is None else step.attention.merge.output.bias
             total = total if bias is None else total + bias
-            kept = x if step.lost is None else x * (1 - step.lost)
+            kept = x if step.rate is None else x * (1 - step.rate)
             x = kept + (total if step.write_norm is None else step.write_norm(total))
             x = x if step.stream_norm is None else step.stream_norm(x)
         return x

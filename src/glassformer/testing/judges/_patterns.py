@@ -132,7 +132,7 @@ def _carried(model: Any, layer: SubLayer, write: Tensor) -> Tensor:
     """Return a write behind the norms on its way to the logits, up to their scales, which are positive."""
     norms = [layer.write_norm, layer.stream_norm]
     for one in model.sub_layers(layer.stack)[layer.index + 1 :]:
-        norms += [one.lost, one.stream_norm]
+        norms += [one.rate, one.stream_norm]
     for passed in (*norms, model.output_stack.final):
         if isinstance(passed, Tensor):
             write = write * (1 - passed)

@@ -70,7 +70,7 @@ def share_layers(model: Model, devices: DeviceMesh) -> None:
         ConfigError: As for `tensor_parallel`.
     """
     rank, ranks = devices.get_local_rank(), devices.size()
-    sphere = [layer.path for stack in model.stacks.values() for layer in stack.sub_layers() if layer.lost is not None]
+    sphere = [layer.path for stack in model.stacks.values() for layer in stack.sub_layers() if layer.rate is not None]
     require(
         not sphere,
         f'tensor parallel: "{"".join(sphere[:1])}" moves the stream on a sphere, by rates that it multiplies by '
