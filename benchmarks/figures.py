@@ -32,7 +32,7 @@ from glassformer.models.embedding import Unembedding
 from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
-from glassformer.training.sharing import Alone
+from glassformer.training.sharing import OneProcess
 from grids import GRID, GRID_HEADS, GRID_WIDTH, OVER_GRIDS, SOFTMAX, over_grid
 from long import pairs
 from meshes import LONG, MESSAGES, RING, kept_by_ranks, mesh_of_one, messages_of_lasp, training_step
@@ -352,7 +352,7 @@ def meshes(seconds: float) -> Rows:
     config, model = recipe("gpt-4l").replace(compile=False), small()
     batch = batch_of(tokens(model, 8, 257))
     with mesh_of_one(config) as mesh, torch.enable_grad():
-        wrapped, plain = (training_step(config, sharing, batch) for sharing in (mesh, Alone()))
+        wrapped, plain = (training_step(config, sharing, batch) for sharing in (mesh, OneProcess()))
         difference = abs(wrapped() - plain())
         assert difference < 1e-3, f"the two losses differ by {difference}"
         measured = compare(wrapped, plain, rounds=40, seconds=seconds, warmup=1)

@@ -147,7 +147,7 @@ class SubLayer:
 
     @property
     def rate(self) -> Float[Tensor, " d_model"] | None:
-        """The share of each coordinate of the stream that it takes away, which is so on the sphere; None for nothing."""
+        """The share of each coordinate of the stream that it takes away, on the sphere; None for nothing."""
         return None if self.write_norm is None or self.stream_norm is None else self.write_norm.gain
 
     def remainder(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:

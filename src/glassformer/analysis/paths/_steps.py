@@ -335,10 +335,12 @@ def steps_of(run: Run, analysis: str) -> Steps:
 
     steps: list[Step] = []
     for layer in model.sub_layers():
-        around = [FrozenNorm.of(norm, read) for norm in (layer.before, layer.write_norm, layer.stream_norm)]
+        before, on_write, on_stream = (
+            FrozenNorm.of(norm, read) for norm in (layer.before, layer.write_norm, layer.stream_norm)
+        )
         part = layer.self_attention
         if part is None:
-            steps.append(Step(layer, *around, recorded=read(layer.at_out)))
+            steps.append(Step(layer, before, on_write, on_stream, recorded=read(layer.at_out)))
             continue
         pattern, scale = _side_by_side(part, read), None if part.merge.linear else read(part.at.z_scale)
         gate = None if part.merge.gate is None else read(layer.at_gate)
@@ -347,7 +349,7 @@ def steps_of(run: Run, analysis: str) -> Steps:
         opened = None if gate is None or not part.merge.gates_first else part.merge.openings(gate).detach()
         steps.append(
             Step(
-                layer, *around, pattern=pattern, factor=factor, scale=scale,
+                layer, before, on_write, on_stream, pattern=pattern, factor=factor, scale=scale,
                 opened=opened, value_factor=value_factor, value_shift=value_shift,
             )
         )  # fmt: skip
