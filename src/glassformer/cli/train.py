@@ -55,8 +55,8 @@ def train(
             text (cp=2), heads and neurons of every layer (tp=2), or several of these (dp=2,tp=2).
         checkpoints: What a mesh keeps: the whole model, or each process its shards, so that none needs room for the
             whole; nothing but the held-out loss is measured then.
-        set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
-            or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
+        set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay, clip or
+            unit_vectors; or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
             evaluate_batches, save_every, keep or weights; or what --show prints below model, data and evaluate, entries
             of a list by index: data.length, data.parts.0.sources, model.layers.1.dropout. A value is JSON, or a word.
         data: Text to train on and to measure the held-out loss on, instead of the recipe's: files, folders, globs.

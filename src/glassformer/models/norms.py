@@ -113,7 +113,7 @@ class ScaleOnly(NormConfig, kind="scale_only"):
 
 @dataclass(frozen=True)
 class UnitNorm(NormConfig, kind="unit"):
-    """x / |x| * gain: a direction, as the point of the unit sphere that lies there, times a learned vector if asked.
+    """``x / |x| * gain``: a direction, as the point of the unit sphere there, times a learned vector if asked.
 
     Args:
         gain: Where the gain begins, and at what size it is stored; it counts by its absolute value. None for no gain.

@@ -142,7 +142,7 @@ def streams(model: Decoder, layer: int, batch: Batch) -> Float[Tensor, "batch po
 def orthogonal_map(
     before: Float[Tensor, "*n d_model"], behind: Float[Tensor, "*n d_model"]
 ) -> Float[Tensor, "d_model d_model"]:
-    """Return the orthogonal R of least |before R - behind|, in float64: Procrustes' problem."""
+    """Return the orthogonal R that brings ``before R`` nearest to `behind`, in float64: Procrustes' problem."""
     u, _, v = svd(before.flatten(0, -2).double().mT @ behind.flatten(0, -2).double())
     return u @ v
 

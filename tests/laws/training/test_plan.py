@@ -248,7 +248,7 @@ def test_one_process_sends_nothing_and_holds_no_copy() -> None:
         (LLAMA.replace(layers=(TEMPERED,)), Mesh(tp=2), 'heads of "softmax", as set here, are not shared'),
         (LLAMA.replace(token_scale=LearnedScale()), Mesh(tp=2), "factors of tokens (token_scale) are not shared"),
         (LLAMA.replace(layers=(SCALED,)), Mesh(tp=2), "layer 0 has factors of neurons (scale)"),
-        (LLAMA.replace(layers=(normalised_block(8, n_heads=2),)), Mesh(tp=2), 'layer 0 is wired "spherical"'),
+        (LLAMA.replace(layers=(normalised_block(8, n_heads=2),)), Mesh(tp=2), "layer 0 has a stream of length 1"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_by_name(config: DecoderConfig, mesh: Mesh, message: str) -> None:

@@ -11,7 +11,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM" (1909.08053), section 3.
 from glassformer.attention import Attention, Lightning, Linear, MixerConfig, Softmax, SubLayerConfig
 from glassformer.attention.projections import Separate
 from glassformer.config import require
-from glassformer.models import DecoderConfig, Mlp, ModelConfig
+from glassformer.models import DecoderConfig, Mlp, ModelConfig, UnitNorm
 from glassformer.models.block import BlockConfig
 
 
@@ -40,7 +40,8 @@ def rank_part(config: ModelConfig, tp: int) -> ModelConfig:
 
 
 def _of_block(block: BlockConfig, config: DecoderConfig, tp: int, where: str) -> BlockConfig:
-    require(block.wiring != "spherical", f'{where} is wired "spherical", which ranks do not share; use dp.')
+    on_sphere = isinstance(block.norm, UnitNorm)
+    require(not on_sphere, f"{where} has a stream of length 1, which ranks do not share; use dp.")
     return block.replace(parts=tuple(_of_part(part, config, tp, where) for part in block.parts))
 
 
