@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from glassformer.analysis.heads._claims import HeadClaim, claims_of, sentences_of
-from glassformer.analysis.heads._passages import FEW, Corpus, Extent, Passage, require_texts
+from glassformer.analysis.heads._passages import FEW, CorpusExtent, CutCorpus, Passage, require_texts
 from glassformer.analysis.heads._tally import MEASURES, TOP, BatchMeter, Tally
-from glassformer.analysis.heads._targets import EVERY, FROM, Vocabulary, looks_of, targets_of
+from glassformer.analysis.heads._targets import EVERY, FROM, TokenKinds, looks_of, targets_of
 from glassformer.analysis.heads.roles import Head, Reading, heads, no_patterns, patterned
 from glassformer.analysis.question import question
 from glassformer.analysis.saved import SavedWork
@@ -168,7 +168,7 @@ def heads_over_corpus(
     model = require_model(model, "heads_over_corpus")
     known = _known(model)
     longest = min(length or min(256, model.familiar_length), model.config.max_len)
-    corpus, extent = Corpus(model, require_texts(texts), longest, tokens, heldout, seed).measured()
+    corpus, extent = CutCorpus(model, require_texts(texts), longest, tokens, heldout, seed).measured()
     _say(corpus, extent, allowed)
     tally = Tally(known, targets_of(model.tokenizer is not None, model.reads_ahead()), longest)
     work = _work(model, corpus, extent, rows, save_to)
@@ -196,7 +196,7 @@ def _known(model: Model) -> list[Head]:
     return known
 
 
-def _say(corpus: Corpus, extent: Extent, allowed: float) -> None:
+def _say(corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> None:
     """Tell the analysis at work what must be known of the parts of the corpus."""
     if corpus.by_passage:
         tell([
@@ -216,7 +216,7 @@ def _say(corpus: Corpus, extent: Extent, allowed: float) -> None:
         ])  # fmt: skip
 
 
-def _work(model: Model, corpus: Corpus, extent: Extent, rows: int, save_to: str | Path | None) -> SavedWork:
+def _work(model: Model, corpus: CutCorpus, extent: CorpusExtent, rows: int, save_to: str | Path | None) -> SavedWork:
     """Return the file of sums; raises `CheckpointError` if it is of other work."""
     # a file that is not asked for takes no digest of the weights
     told = "" if save_to is None else repr((FORMAT, digest(model), extent, corpus.length, rows, model.reads_ahead()))
@@ -226,7 +226,7 @@ def _work(model: Model, corpus: Corpus, extent: Extent, rows: int, save_to: str 
 
 
 def _read(
-    corpus: Corpus,
+    corpus: CutCorpus,
     tally: Tally,
     work: SavedWork,
     done: int,
@@ -236,7 +236,7 @@ def _read(
 ) -> None:
     """Read the batches that are missing; what was read is saved before an interruption is obeyed."""
     model = corpus.model
-    vocabulary = Vocabulary.of(model.tokenizer, model.config.vocab_size)
+    vocabulary = TokenKinds.of(model.tokenizer, model.config.vocab_size)
 
     def save() -> None:
         work.save({**tally.tensors(), "batches": torch.tensor(done)})
@@ -254,7 +254,7 @@ def _read(
             interrupts.check()
 
 
-def _add(model: Model, tally: Tally, batch: list[Passage], vocabulary: Vocabulary | None) -> None:
+def _add(model: Model, tally: Tally, batch: list[Passage], vocabulary: TokenKinds | None) -> None:
     """Read a batch of passages, and add what heads look at in it."""
     given = model.read([list(one.ids) for one in batch])
     ids = given.require_ids("heads_over_corpus")
@@ -266,7 +266,7 @@ def _add(model: Model, tally: Tally, batch: list[Passage], vocabulary: Vocabular
     model(*given.args, **given.kwargs, tape=Tape(model, read, logits=False))
 
 
-def _result(model: Model, tally: Tally, corpus: Corpus, extent: Extent, allowed: float) -> HeadsOverCorpus:
+def _result(model: Model, tally: Tally, corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> HeadsOverCorpus:
     labels = [head.label for head in tally.heads]
     claims = claims_of(tally, allowed)
     tested, false = (sum(getattr(claim, name) for claim in claims) for name in ("passages", "false"))

@@ -44,7 +44,7 @@ class Passage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Corpus:
+class CutCorpus:
     """How the passages of a corpus are cut; they are read from it as often as asked.
 
     Args:
@@ -92,7 +92,7 @@ class Corpus:
             window.sort(key=lambda one: -len(one.ids))
             yield from (window[first : first + rows] for first in range(0, len(window), rows))
 
-    def measured(self) -> "tuple[Corpus, Extent]":
+    def measured(self) -> "tuple[CutCorpus, CorpusExtent]":
         """Return the corpus, with passages held out where documents are few, and how much of it there is.
 
         Raises:
@@ -104,7 +104,7 @@ class Corpus:
         few = dataclasses.replace(self, by_passage=True)
         return few, few._extent()
 
-    def _extent(self) -> "Extent":
+    def _extent(self) -> "CorpusExtent":
         told, passages, tokens, documents, last = hashlib.sha256(), [0, 0], [0, 0], 0, -1
         for one in self.passages():
             passages[one.held_out] += 1
@@ -114,7 +114,7 @@ class Corpus:
             told.update(array("q", (one.document, one.start, one.held_out, *one.ids)).tobytes())
         if not documents:
             raise AnalysisUnavailable("heads_over_corpus: the texts hold no passage of two tokens or more.")
-        return Extent(documents, (passages[0], passages[1]), (tokens[0], tokens[1]), told.hexdigest())
+        return CorpusExtent(documents, (passages[0], passages[1]), (tokens[0], tokens[1]), told.hexdigest())
 
     def _documents(self) -> Iterator[Any]:
         if isinstance(self.texts, TextConfig):
@@ -128,7 +128,7 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True)
-class Extent:
+class CorpusExtent:
     """How much there is to read.
 
     Args:

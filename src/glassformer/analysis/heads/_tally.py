@@ -1,4 +1,4 @@
-"""What heads do over a corpus, in sums that do not grow with it: shares by target, histograms of passages, top passages.
+"""What heads do over a corpus, in sums that do not grow with it: shares by target, histograms and top passages.
 
     sums[part, head, from, target]                what the rows of queries have on keys, summed over queries
     histogram[part, head, from, target, percent]  passages by the share that they give, in whole percents, rounded down

@@ -61,7 +61,7 @@ SAID: dict[str, Sentence] = {
 }
 
 
-class Vocabulary(NamedTuple):
+class TokenKinds(NamedTuple):
     """What is known of each token by its text.
 
     Args:
@@ -77,7 +77,7 @@ class Vocabulary(NamedTuple):
     opens: list[int]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer | None, size: int) -> "Vocabulary | None":
+    def of(cls, tokenizer: Tokenizer | None, size: int) -> "TokenKinds | None":
         """Read a vocabulary of so many tokens; None without a tokenizer."""
         if tokenizer is None:
             return None
@@ -159,7 +159,7 @@ class Looks(NamedTuple):
 
 
 def looks_of(
-    ids: Int[Tensor, "batch pos"], lengths: Int[Tensor, " batch"], vocabulary: Vocabulary | None, ahead: bool
+    ids: Int[Tensor, "batch pos"], lengths: Int[Tensor, " batch"], vocabulary: TokenKinds | None, ahead: bool
 ) -> Looks:
     """Return where each query of some passages could look, and of which classes it is.
 
@@ -213,7 +213,7 @@ def _line_first(classes: Bool[Tensor, "token_class batch pos"]) -> Bool[Tensor, 
     return filled & (_last(breaks) > _last(filled))
 
 
-def _continuing(ids: Int[Tensor, "batch pos"], vocabulary: Vocabulary) -> Bool[Tensor, "batch pos"]:
+def _continuing(ids: Int[Tensor, "batch pos"], vocabulary: TokenKinds) -> Bool[Tensor, "batch pos"]:
     """Return which tokens go on with the word of the token before."""
     words = vocabulary.classes.to(ids.device)[CLASSES.index("word")][ids]
     behind = torch.cat((torch.zeros_like(words[:, :1]), words[:, :-1]), 1)
@@ -225,7 +225,7 @@ def _structure(
     classes: Bool[Tensor, "token_class batch pos"],
     continues: Bool[Tensor, "batch pos"],
     first: Bool[Tensor, "batch pos"],
-    vocabulary: Vocabulary,
+    vocabulary: TokenKinds,
 ) -> list[tuple[str, Int[Tensor, "batch pos"]]]:
     """Return for each name of `STRUCTURE` which key it is from each query; -1 where there is none."""
     last_break = _last(classes[CLASSES.index("line_break")])
@@ -235,7 +235,7 @@ def _structure(
     return list(zip(STRUCTURE, (last_break, torch.where(line > last_break, line, -1), opened, begun)))
 
 
-def _open_brackets(row: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+def _open_brackets(row: Sequence[int], vocabulary: TokenKinds) -> list[int]:
     """Return which token holds the innermost bracket that is open before each position; -1 where none is."""
     found, held = list[int](), list[int]()
     for position, token in enumerate(row):
