@@ -197,7 +197,10 @@ def _known(model: Model) -> list[Head]:
 
 
 def _say(corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> None:
-    """Tell the analysis at work what must be known of the parts of the corpus."""
+    """Tell the analysis at work what must be known of heads and of the parts of the corpus."""
+    known = {head.label.partition("/")[0] for head in patterned(corpus.model)}
+    for kind in sorted({head.mechanism for head in heads(corpus.model) if head.label not in known}):
+        tell([Note(sentence('Heads of "{kind}" have no pattern.', kind=kind), sentence("They are left out."))])
     if corpus.by_passage:
         tell([
             Note(
