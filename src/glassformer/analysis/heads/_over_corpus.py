@@ -6,6 +6,8 @@
 Passages are read in batches; a layer's pattern is summed as it arises, so that neither patterns nor passages are held,
 and memory does not grow with the corpus. Sums are saved between two batches: what was stopped and went on has the same
 numbers to the bit as what was not.
+
+Source: Clark et al. 2019, "What Does BERT Look At?" (heads by the kinds of tokens they look at, over a corpus).
 """
 
 import dataclasses
