@@ -36,9 +36,9 @@ def heads(
     memory does not grow with the corpus.
 
     Examples:
-        glassformer heads gpt-4l --tokens 100000
-        glassformer heads gpt-4l --corpus notes --save-to heads.safetensors --html heads.html
-        glassformer heads attn-only-2l --corpus "notes/**/*.txt" --json heads.json
+        glassformer heads gpt-4l
+        glassformer heads my-model --corpus notes --save-to heads.safetensors --html heads.html
+        glassformer heads attn-only-2l --corpus python-stdlib --heldout 0.4 --json heads.json
 
     Args:
         corpus: Text that is read: files, folders, globs, python-stdlib, which it is by default.

@@ -38,6 +38,7 @@ from glassformer.trace import Read, Tape
 from glassformer.words import Sentence, sentence
 
 FORMAT = 1  # of the file of sums
+TOKENS = 2048  # in one pass; masks take length times as much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ def heads_over_corpus(
     length: Count | None = None,
     heldout: Rate = 0.25,
     allowed: PositiveShare = 0.03,
-    rows: Count = 8,
+    rows: Count | None = None,
     seed: int = 0,
     save_to: str | Path | None = None,
     report: Callable[[int, int], None] | None = None,
@@ -155,7 +156,7 @@ def heads_over_corpus(
         length: Tokens of a passage, at most; by default as many as training prepared the model for, up to 256.
         heldout: Share of documents on which sentences are tested, and from which none is made.
         allowed: Share of held-out passages on which a sentence may be false.
-        rows: Passages in one pass.
+        rows: Passages in one pass; by default as many as hold 2,048 tokens.
         seed: Of what is held out.
         save_to: File for the sums. What was interrupted goes on from it, to the same numbers; the file of another
             corpus or model is refused.
@@ -172,6 +173,7 @@ def heads_over_corpus(
     longest = min(length or min(256, model.familiar_length), model.config.max_len)
     corpus, extent = CutCorpus(model, require_texts(texts), longest, tokens, heldout, seed).measured()
     _say(corpus, extent, allowed)
+    rows = max(1, TOKENS // longest) if rows is None else rows
     tally = Tally(known, targets_of(model.tokenizer is not None, model.reads_ahead()), longest)
     work = _work(model, corpus, extent, rows, save_to)
     done = 0
