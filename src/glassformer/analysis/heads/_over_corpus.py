@@ -26,13 +26,13 @@ from glassformer.analysis.heads.roles import Head, Reading, heads, no_patterns, 
 from glassformer.analysis.question import question
 from glassformer.analysis.saved import SavedWork
 from glassformer.arguments import Count, PositiveShare, Rate
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, WrongArgument
 from glassformer.fitting.interrupts import Interrupts
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
-from glassformer.provenance import Binding, Note, tell
+from glassformer.provenance import Binding, Note, length_note, tell
 from glassformer.provenance.digest import digest
 from glassformer.trace import Read, Tape
 from glassformer.words import Sentence, sentence
@@ -166,12 +166,18 @@ def heads_over_corpus(
         NoPattern: No head has a pattern.
         ShapeMismatch: Texts are none, or can be gone through only once.
         TextError: The model has no tokenizer, and these are texts.
+        WrongArgument: Passages have no room for two tokens.
         CheckpointError: The file is damaged, or of other work.
     """
     model = require_model(model, "heads_over_corpus")
     known = _known(model)
     longest = min(length or min(256, model.familiar_length), model.config.max_len)
-    corpus, extent = CutCorpus(model, require_texts(texts), longest, tokens, heldout, seed).measured()
+    corpus = CutCorpus(model, require_texts(texts), longest, tokens, heldout, seed)
+    if corpus.room < 2:
+        raise WrongArgument(
+            f"heads_over_corpus: length= takes room for two tokens and for the specials around a text; found {longest}."
+        )
+    corpus, extent = corpus.measured()
     _say(corpus, extent, allowed)
     rows = max(1, TOKENS // longest) if rows is None else rows
     tally = Tally(known, targets_of(model.tokenizer is not None, model.reads_ahead()), longest)
@@ -202,6 +208,7 @@ def _known(model: Model) -> list[Head]:
 
 def _say(corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> None:
     """Tell the analysis at work what must be known of heads and of the parts of the corpus."""
+    tell(length_note(corpus.length, corpus.model.trained_length))
     known = {head.label.partition("/")[0] for head in patterned(corpus.model)}
     for kind in sorted({head.mechanism for head in heads(corpus.model) if head.label not in known}):
         tell([Note(sentence('Heads of "{kind}" have no pattern.', kind=kind), sentence("They are left out."))])

@@ -65,15 +65,23 @@ class CutCorpus:
     seed: int
     by_passage: bool = False
 
+    @property
+    def room(self) -> int:
+        """How many tokens of a text a passage has room for."""
+        return self.length - sum(map(len, self._around()))
+
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the specials around each passage of a text; rows of ids are taken as they are."""
+        tokenizer = self.model.tokenizer
+        return ((), ()) if tokenizer is None else tokenizer.around()
+
     def passages(self) -> Iterator[Passage]:
         """Yield the passages in order."""
-        tokenizer, read = self.model.tokenizer, 0
-        begin, end = ((), ()) if tokenizer is None else tokenizer.around()
+        around, read = self._around(), 0
         for number, text in enumerate(self._documents()):
-            is_text = isinstance(text, str)
-            ids = _ids(text, tokenizer)
-            before, behind = (begin, end) if is_text else ((), ())
-            room = self.length - len(before) - len(behind)
+            ids = _ids(text, self.model.tokenizer)
+            before, behind = around if isinstance(text, str) else ((), ())
+            room = self.room if isinstance(text, str) else self.length
             for start in range(0, len(ids), room):
                 if start and len(ids) - start < room / 2:
                     break

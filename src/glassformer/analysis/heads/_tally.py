@@ -7,6 +7,7 @@
 a layer at once, and not kept.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -107,7 +108,7 @@ class BatchMeter:
     def _entropy(self, pattern: Float[Tensor, "batch row query key"]) -> Float[Tensor, "batch query row"]:
         """Return the entropy of each row in bits; of rows with signs, that of the sizes."""
         sizes = pattern.abs()
-        return (-torch.xlogy(sizes, sizes).sum(-1) / torch.tensor(2.0).log().to(sizes)).transpose(1, 2)
+        return -torch.xlogy(sizes, sizes).sum(-1).transpose(1, 2) / math.log(2)
 
     def _add_shares(self, own: Sequence[int], sums: Float[Tensor, "batch row from target"]) -> None:
         tally, at = self.tally, torch.tensor(own)
