@@ -96,6 +96,7 @@ class HeadsOverCorpus(Result):
         length: Tokens of a passage, at most.
         corpus: Digest of all that was read.
         readings: For each head, `mass` (share of its weight) or `signed` (signed over absolute).
+        left_out: Heads without a pattern, and why.
     """
 
     HEADLINE = ("scores",)
@@ -114,6 +115,7 @@ class HeadsOverCorpus(Result):
     length: int
     corpus: str
     readings: tuple[Reading, ...]
+    left_out: Mapping[str, Sentence]
 
     @property
     def scores(self) -> Labelled:
@@ -207,11 +209,8 @@ def _known(model: Model) -> list[Head]:
 
 
 def _say(corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> None:
-    """Tell the analysis at work what must be known of heads and of the parts of the corpus."""
+    """Tell the analysis at work what must be known of passages and of the parts of the corpus."""
     tell(length_note(corpus.length, corpus.model.trained_length))
-    known = {head.label.partition("/")[0] for head in patterned(corpus.model)}
-    for kind in sorted({head.mechanism for head in heads(corpus.model) if head.label not in known}):
-        tell([Note(sentence('Heads of "{kind}" have no pattern.', kind=kind), sentence("They are left out."))])
     if corpus.by_passage:
         tell([
             Note(
@@ -305,7 +304,18 @@ def _result(model: Model, tally: Tally, corpus: CutCorpus, extent: CorpusExtent,
         length=corpus.length,
         corpus=extent.digest,
         readings=tuple(head.reading for head in tally.heads if head.reading is not None),
+        left_out=_left_out(model),
     )
+
+
+def _left_out(model: Model) -> dict[str, Sentence]:
+    """Return the heads that have no pattern, and why."""
+    known = {head.label.partition("/")[0] for head in patterned(model)}
+    return {
+        head.label: sentence('"{kind}" has no pattern', kind=head.mechanism)
+        for head in heads(model)
+        if head.label not in known
+    }
 
 
 def _sequences(model: Model, tally: Tally, head: int) -> tuple[TopPassage, ...]:

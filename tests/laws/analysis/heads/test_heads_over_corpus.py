@@ -101,7 +101,7 @@ def test_a_pattern_that_is_drawn_by_hand_has_the_shares_that_loops_give() -> Non
     close(tally.measures[0, :, 0], rows.sum(-1))
     distance = torch.arange(n)[:, None] - torch.arange(n)
     close(tally.measures[0, :, 1], (patterns * distance).sum(-1)[0, :, 1:].sum(-1))
-    evenness = rows / torch.arange(2, n + 1).log2()
+    evenness = rows / torch.arange(2, n + 1, dtype=torch.float64).log2()
     close(tally.sums[0, :, 0, tally.targets.index(EVENLY)], evenness.sum(-1))
 
 
