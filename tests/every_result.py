@@ -259,6 +259,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "FlowRoutes": _one_pass(token_flow.information_flow_routes),
     "HeadEvaluation": lambda: heads.evaluate_heads(induction_model(vocab=60, max_len=101), n_sequences=3),
     "HeadScores": _one_pass(heads.head_roles),
+    "HeadsOverCorpus": lambda: heads.heads_over_corpus(induction_model(), repeated(batch=3)),
     "Importance": lambda: paths.importance(induction_model(), next_token_batch(repeated(batch=2))),
     "InContextLearning": lambda: learning.in_context_learning(
         induction_model(), next_token_batch(repeated(batch=4)), early=range(5, 10), late=30

@@ -31,7 +31,14 @@ NOT_HERE = re.compile(
     r"my-|runs/|pairs\.|mine|path/to|/|glassformer (train|serve|features train)|--tuned|gpt2-ours|gpt-like|--train"
     r"|stories|\.gguf"
 )
-FEW = {"circuits": "--rows 2", "patch": "--n 4", "paths": "--n 4", "edges": "--n 4", "prune": "--n 4"}
+FEW = {
+    "circuits": "--rows 2",
+    "heads": "--tokens 3000",
+    "patch": "--n 4",
+    "paths": "--n 4",
+    "edges": "--n 4",
+    "prune": "--n 4",
+}
 # the quickest of each kind: reading, taking apart, weights and ablations
 QUICK = ("explain zh-en", "generate zh-en", "attribute zh-en", "patch attn-only-2l --task repeated_arguments")
 

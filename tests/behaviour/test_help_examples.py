@@ -57,6 +57,8 @@ def less(verb: str, example: str) -> str:
         return " --n 12"
     if verb == "features" and " train " in example:
         return " --rows 8 --steps 5"
+    if verb == "heads":
+        return " --tokens 3000"
     return " --rows 4" if verb == "circuits" else ""
 
 

@@ -280,6 +280,7 @@ WRITING: dict[str, list[str]] = {
     "probe": ["--label", "copies.seen", "--n", "10", "--length", "16"],
     "adapt": ["--task", "closing-brackets", "--steps", "1", "--batch-size", "2", "--set", "evaluate_prompts=1"],
     "features": ["mine", "--rows", "2", "--steps", "1", "--width", "8", "--sparsity", "2", "--data", __file__],
+    "heads": ["--tokens", "600", "--corpus", __file__],
     "params": [],
     "bench": ["--lengths", "8", "--heads", "1", "--d-head", "4", "--seconds", "0"],
     "plan": ["--length", "8"],

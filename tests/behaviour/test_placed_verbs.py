@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "prune": ("--threshold", "0.5", *PAIRS),
     "circuits": ("--rows", "2", "--heads", "L0H1"),
     "probe": ("--label", "copies.seen", "--n", "10", "--length", "16"),
+    "heads": ("--tokens", "600", "--corpus", __file__),
 }
 # what was measured to float32's last digits is written with so many
 DIGITS = 1e-6

@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "behaviour": "ask for known habits: sinks, suppression, rank, long contexts, recitation",
     "probe": "fit linear probes of a property at every layer; erase it",
     "circuits": "find what heads do, which read which, and how much it matters",
+    "heads": "say what every head looks at over a corpus, in a sentence each",
     "features": "train, list and show dictionaries of features of a site",
     "adapt": "train an expert for a task by rewards; let experts answer prompts",
     "study": "check what papers claim, in miniature: list, run, report, verify",

@@ -18,8 +18,9 @@ import tyro
 # what stands for the value of an option of this name; for others their type decides
 PLACEHOLDERS = {
     "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
-    "device": "DEVICE", "dtype": "TYPE", "edit": "LAYER", "features": "FEATURE", "folder": "FOLDER", "glob": "GLOB",
-    "head": "HEAD", "heads": "HEAD", "host": "ADDRESS", "image": "IMAGE", "key": "POSITION", "label": "LABEL",
+    "corpus": "SOURCE", "device": "DEVICE", "dtype": "TYPE", "edit": "LAYER", "features": "FEATURE",
+    "folder": "FOLDER", "glob": "GLOB", "head": "HEAD", "heads": "HEAD", "host": "ADDRESS", "image": "IMAGE",
+    "key": "POSITION", "label": "LABEL",
     "maps": "MAP", "mechanisms": "MECHANISM", "mesh": "AXIS=N", "model": "MODEL", "name": "NAME", "others": "RUN",
     "position": "POSITION", "positions": "POSITION", "query": "POSITION", "read": "SITE", "receivers": "RECEIVER",
     "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "site": "SITE", "set": "PATH=VALUE",

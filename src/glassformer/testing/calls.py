@@ -267,6 +267,7 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "structural_probe": lambda fits: {"texts": _with_trees(), "folds": 2, "steps": 2},
     "phrase_clusters": lambda fits: {"texts": _with_trees(), "restarts": 2},
     "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
+    "heads_over_corpus": lambda fits: {"texts": fits.ids},
     "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
     "crossed_trigrams": lambda fits: _crossed(fits),
     "crossed_cost": lambda fits: {"crossed": crossed_trigrams(**_crossed(fits)), "ids": fits.ids},

@@ -154,7 +154,12 @@ VERBS = {
     "probe": ["--label", "copies.seen", "--length", "16"],
 }  # fmt: skip
 # verbs of a model that have nothing to state as found of its weights, and what they give instead
-STATES_NOTHING = {"generate": "a text", "serve": "a page", "features": "a dictionary, and what it is worth"}
+STATES_NOTHING = {
+    "generate": "a text",
+    "serve": "a page",
+    "features": "a dictionary, and what it is worth",
+    "heads": "sentences that other text was asked about",
+}
 
 
 def test_every_command_that_computes_with_a_model_is_asked_or_known_to_state_nothing() -> None:

@@ -8,6 +8,7 @@ import CircuitView from "./CircuitView.svelte";
 import ComponentsView from "./ComponentsView.svelte";
 import CostsView from "./CostsView.svelte";
 import FeaturesView from "./FeaturesView.svelte";
+import HeadsView from "./HeadsView.svelte";
 import LensView from "./LensView.svelte";
 import RankedTokensView from "./RankedTokensView.svelte";
 import RoutesView from "./RoutesView.svelte";
@@ -19,6 +20,7 @@ export const VIEWS: Readonly<Record<string, Component<{ result: Result }> | unde
   TokenPairs: RankedTokensView,
   SkipTrigrams: RankedTokensView,
   TokenCircuits: RankedTokensView,
+  HeadsOverCorpus: HeadsView,
   LensGrid: LensView,
   BackwardLens: BackwardView,
   FlowRoutes: RoutesView,

@@ -146,6 +146,14 @@ export const READERS: Readonly<Record<string, Reader>> = {
     spoken("Which next tokens does each feature promote and suppress, if nothing behind it reads it first?"),
     {},
   ],
+  HeadsOverCorpus: [
+    spoken("What does each head look at over a corpus, and which sentence about it holds on other text?"),
+    {
+      scores: spoken(
+        "Share of a head's weight on each kind of key, mean over queries that have such a key; as entropy, the share of an even row's.",
+      ),
+    },
+  ],
   LensDivergence: [
     spoken("How far is each lens from what the model says in the end?"),
     { kl_bits: spoken("Mean distance over positions; 0 where they agree.") },

@@ -10,6 +10,7 @@ from glassformer.render.terminal import (
     edges,
     explanation,
     gradients,
+    heads,
     lens,
     plan,
     probes,
@@ -20,5 +21,5 @@ from glassformer.render.terminal.tables import largest, lines, show
 
 __all__ = [
     "adaptation", "attention", "causal", "circuits", "costs", "dictionaries", "edges", "explanation", "gradients",
-    "largest", "lens", "lines", "plan", "probes", "show", "token_flow", "vocabulary",
+    "heads", "largest", "lens", "lines", "plan", "probes", "show", "token_flow", "vocabulary",
 ]  # fmt: skip
