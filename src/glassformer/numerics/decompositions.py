@@ -53,7 +53,7 @@ def principal_axes(
 ) -> tuple[Float[Tensor, " d_model"], Float[Tensor, "axis d_model"], Float[Tensor, " axis"]]:
     """Return the mean of rows, at most n axes of largest variance about it, and the share of the variance along each.
 
-    The sign of an axis is arbitrary: the last row lies on its positive side. Of rows that are all alike shares are zero.
+    The sign of an axis is arbitrary: the last row lies on its positive side. Of rows all alike shares are zero.
     """
     rows = wide(rows)
     centre = rows.mean(0)

@@ -7,8 +7,8 @@ constant, and nothing of the score lies outside. The others are the principal ax
 keys: where there are more dimensions than axes, keys look shorter than they are, and angles wider or narrower. How long
 each key is and at which angle it stands to the query are numbers beside its place, of the vectors whole.
 
-Queries and keys are those that meet: behind norms, and turned by rotary positions. What positions add to scores, and caps
-that bend them, are no part of a product: `scores` has these, and is the product where there are none.
+Queries and keys are those that meet: behind norms, and turned by rotary positions. What positions add to scores, and
+caps that bend them, are no part of a product: `scores` has these, and is the product where there are none.
 
 Source: Vaswani et al. 2017, section 3.2.1, for the product; the projection is ours.
 """
@@ -18,7 +18,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
@@ -75,9 +75,8 @@ class QueryKeyPlane(Result):
 def _sites_of_plane(model: ModelLike, head: str | None = None) -> list[str]:
     """Return what is read of one head, or of all that have a plane."""
     found = [_known(model, head)] if head is not None else [one for one in heads(model) if not _refusal(model, one)]
-    return [
-        f"{path}.{what}" for path in dict.fromkeys(one.path for one in found) for what in ("query", "key", "scores")
-    ]
+    paths = dict.fromkeys(one.path for one in found)
+    return [f"{path}.{what}" for path in paths for what in ("query", "key", "scores")]
 
 
 def _layer(model: ModelLike, head: Head) -> AttentionLayer:
@@ -196,4 +195,4 @@ def _axes(
 
 
 def _key_tokens(run: Run, head: Head) -> list[str]:
-    return run.source_tokens if head.crosses or head.stack == "encoder" and run.source_tokens else run.tokens
+    return run.source_tokens if head.crosses or (head.stack == "encoder" and run.source_tokens) else run.tokens

@@ -4,8 +4,8 @@
 
 The vectors are what the tokens enter the stream as, what the unembedding compares the stream with, or the stream at one
 place. The same axes place whatever else is a vector of the stream: what was written to it gives the arrows of a token's
-path, `frozen.write_projections(run, directions=plane.axes.values)`, which begin at the place of the zero vector and end,
-summed, at the stream's own point. A plane shows the share of the variance that `explained` says, and nothing of the rest.
+path, `frozen.write_projections(run, directions=plane.axes.values)`, which begin at the place of the zero vector and,
+summed, end at the stream's own point. A plane shows the share of the variance that `explained` says, and no more.
 
 Source: Pearson 1901, "On Lines and Planes of Closest Fit to Systems of Points in Space".
 """
@@ -112,8 +112,7 @@ def token_plane(
         SiteNotRead: The run lacks the site.
         UnknownSite: No such place in a residual stream.
         ShapeMismatch: A place is given for vectors that are not of the stream.
-        AnalysisUnavailable: The vectors do not differ, or tokens have none: the model reads no tokens, or its logits are
-            of none.
+        AnalysisUnavailable: The vectors do not differ, or tokens have none, as logits are of no tokens.
     """
     where = _read_at(run.model, of, site)
     vectors = _of_unembedding(run) if not where else _read(run, where)
@@ -122,8 +121,8 @@ def token_plane(
     # of vectors that are alike rounding is left, which has axes too
     if not bool(some.any()) or float((vectors - centre).norm()) <= 1e-6 * float(vectors.norm()):
         raise AnalysisUnavailable(
-            f"token_plane: the {len(vectors)} vectors of this text do not differ, so they lie in no direction from each "
-            "other.\n    Give a text of several tokens; of the stream, at a place where positions tell them apart."
+            f"token_plane: vectors of this text ({len(vectors)}) do not differ, so nothing spans a plane.\n"
+            "    Give a text of several tokens; of the stream, at a place where positions tell them apart."
         )
     found, explained = found[some], explained[some]
     tokens = run.source_tokens if where and run.model.sites()[where].stack == "encoder" else run.tokens
@@ -148,7 +147,7 @@ def _of_unembedding(run: Run) -> Float[Tensor, "pos d_model"]:
     model: Model = run.model
     if run.ids is None or model.logits_of not in ("next_token", "token"):
         raise AnalysisUnavailable(
-            "token_plane: logits of this model are of no tokens of its text, so these have no rows of the unembedding.\n"
+            "token_plane: logits of this model are of no tokens of a text, so these have no rows in the unembedding.\n"
             '    What the stream holds of them: token_plane(run, of="stream").'
         )
     return model.unembed.direction(run.ids[0]).detach().double()

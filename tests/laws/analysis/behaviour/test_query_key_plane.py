@@ -1,4 +1,4 @@
-"""A query among its keys: the plane holds every score whole, and beside it stand the lengths and angles of the vectors."""
+"""A query among its keys: the plane holds scores whole, and beside it stand lengths and angles of the vectors."""
 
 import math
 

@@ -60,7 +60,7 @@ def test_what_does_not_differ_has_no_axes_and_what_has_no_tokens_no_unembedding(
     with pytest.raises(AnalysisUnavailable, match="do not differ"):
         token_plane(model, [3, 3, 3], of="embedding")
     assert token_plane(model, [3, 4], of="embedding").axes.shape[0] == 1
-    with pytest.raises(ShapeMismatch, match='site="blocks.0.resid_post" is a place of the stream'):
+    with pytest.raises(ShapeMismatch, match=r'site="blocks\.0\.resid_post" is a place of the stream'):
         token_plane(model, IDS, of="embedding", site="blocks.0.resid_post")
     with pytest.raises(UnknownSite, match="no place in a residual stream"):
         token_plane(model, IDS, site="blocks.0.resid_pots")
