@@ -5,6 +5,7 @@ from typing import Any
 
 from glassformer.analysis.behaviour import query_key_plane as plane_of_query
 from glassformer.analysis.cards import card_of
+from glassformer.analysis.components import stream_sites
 from glassformer.analysis.frozen import write_projections
 from glassformer.analysis.places import text_positions
 from glassformer.analysis.subspaces import token_plane
@@ -40,7 +41,8 @@ def plane(run: ServedRun, view: api.PlaneView) -> Answer:
         place = {"site": writes.site}
     body = [f"    {name!r}: {expression}," for name, expression in code.items()]
     read = run.code.lines("run", [repr(name) for name in dict.fromkeys(reads)])
-    facts = {"of": found.of, "position": position, "left_out": left_out} | place
+    places = stream_sites(run.model) if run.model.output_stack.blocks else []
+    facts = {"of": found.of, "position": position, "places": places, "left_out": left_out} | place
     return Answer("plane", arrays, facts, "\n".join([*read, *lines, "found = {", *body, "}"]))
 
 
