@@ -256,7 +256,7 @@ def test_the_path_of_a_token_is_what_was_written_to_the_stream(explorer: Opener,
     run = gf.run(model, TEXT, read=[token_plane, write_projections])
     for of, words in (("stream", "the stream"), ("embedding", "token embeddings")):
         shown.get_by_label("axes of").select_option(words)
-        plane = token_plane(run, of=of)  # type: ignore[arg-type]
+        plane = token_plane(run, of=of, skip=1)  # type: ignore[arg-type]
         writes = write_projections(run, directions=plane.axes.values).values
         share = float(plane.explained.values[:2].sum())
         expect(shown.locator(".cloud [role=status]")).to_contain_text(f"{100 * share:.1f} %")
@@ -276,7 +276,7 @@ def test_the_path_of_a_token_is_what_was_written_to_the_stream(explorer: Opener,
     canvas.press(",")
     expect(canvas).to_have_attribute("aria-label", re.compile(r"position 9 "))
     canvas.press("i")
-    expect(shown.locator(".source")).to_contain_text("gf.analysis.subspaces.token_plane(run, of='embedding')")
+    expect(shown.locator(".source")).to_contain_text("gf.analysis.subspaces.token_plane(run, of='embedding', skip=1)")
 
 
 @pytest.mark.full

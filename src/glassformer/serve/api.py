@@ -388,11 +388,13 @@ class PlaneView(View):
             `stream`.
         site: Place of the stream where the path ends, and of the stream points are; behind the last block by default.
         position: Whose path; negative ones count from the end.
+        skip: Positions at the beginning that do not count for the axes.
     """
 
     of: Literal["embedding", "unembedding", "stream"] = "stream"
     site: str | None = None
     position: int = -1
+    skip: Natural = 0
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ def plane(run: ServedRun, view: api.PlaneView) -> Answer:
     place = {} if view.site is None else {"site": view.site}
     of: dict[str, Any] = {"of": view.of} | (place if view.of == "stream" else {})
     reads, left_out = card_of(token_plane).reads(run.model, **of), dict[str, str]()
-    found = token_plane(run.read(reads), **of)
+    found = token_plane(run.read(reads), **of, skip=view.skip)
     arrays = {name: getattr(found, name) for name in ("points", "explained", "zero")}
-    lines = [f"plane = {_PLANE}(run{_said(of)})"]
+    lines = [f"plane = {_PLANE}(run{_said(of | {'skip': view.skip})})"]
     code = {name: f"plane.{name}" for name in arrays}
     try:
         more = card_of(write_projections).reads(run.model, **place)
@@ -42,7 +42,7 @@ def plane(run: ServedRun, view: api.PlaneView) -> Answer:
     body = [f"    {name!r}: {expression}," for name, expression in code.items()]
     read = run.code.lines("run", [repr(name) for name in dict.fromkeys(reads)])
     places = stream_sites(run.model) if run.model.output_stack.blocks else []
-    facts = {"of": found.of, "position": position, "places": places, "left_out": left_out} | place
+    facts = {"of": found.of, "skip": found.skip, "position": position, "places": places, "left_out": left_out} | place
     return Answer("plane", arrays, facts, "\n".join([*read, *lines, "found = {", *body, "}"]))
 
 

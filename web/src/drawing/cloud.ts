@@ -148,7 +148,9 @@ export function drawCloud(
   context.lineWidth = 3;
   context.lineJoin = "round";
   const said = new Names(context, fit);
-  const middle = (i: number): Spot => [(from[i][0] + to[i][0]) / 2, (from[i][1] + to[i][1]) / 2];
+  // what is pointed out has its name where it ends, as nothing goes on from there
+  const middle = (i: number): Spot =>
+    arrows[i].kind === "chosen" ? to[i] : [(from[i][0] + to[i][0]) / 2, (from[i][1] + to[i][1]) / 2];
   const length = (i: number) => Math.hypot(to[i][0] - from[i][0], to[i][1] - from[i][1]);
   if (lit !== null && lit < arrows.length) said.write(arrows[lit].name, middle(lit), pick);
   if (chosen !== null && chosen < points.length) said.write(names[chosen], at[chosen], pick);

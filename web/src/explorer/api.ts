@@ -332,6 +332,8 @@ export interface PlaneView {
   site?: string | null;
   /** Whose path; negative ones count from the end. */
   position?: number;
+  /** Positions at the beginning that do not count for the axes. */
+  skip?: number;
 }
 
 /** A query among its keys. */

@@ -20,12 +20,11 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.places import position_labels
 from glassformer.analysis.question import question
-from glassformer.arguments import Count
+from glassformer.arguments import Count, Natural
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.numerics import decompositions
-from glassformer.numerics.precision import wide
 
 PlaneOf = Literal["embedding", "unembedding", "stream"]
 
@@ -35,11 +34,12 @@ class TokenPlane(Result):
     """Tokens of a text on the first principal axes of their vectors.
 
     Args:
-        points: Coordinates of every position, `pos axis`; their mean is zero.
+        points: Coordinates of every position, `pos axis`; of those that count, the mean is zero.
         explained: Share of the vectors' variance along each axis, `axis`, falling.
         axes: Orthonormal directions of the stream, `axis d_model`.
         centre: Mean of the vectors, `d_model`.
         zero: Where the zero vector lies, `axis`: paths of what is written begin there.
+        skip: How many positions at the beginning do not count.
         of: Whose vectors.
         site: Where they were read; empty for the unembedding, whose vectors are weights.
     """
@@ -52,6 +52,7 @@ class TokenPlane(Result):
     axes: Labelled
     centre: Labelled
     zero: Labelled
+    skip: int
     of: PlaneOf
     site: str
 
@@ -94,6 +95,7 @@ def token_plane(
     *,
     of: PlaneOf = "stream",
     site: str | None = None,
+    skip: Natural = 0,
     axes: Count = 3,
     row: int = 0,
 ) -> TokenPlane:
@@ -106,6 +108,8 @@ def token_plane(
         of: `embedding`, what each token enters the stream as; `unembedding`, what the stream is compared with where the
             token is predicted; `stream`, what there is at one place.
         site: That place, `blocks.2.resid_pre`; by default what the last block leaves.
+        skip: Positions at the beginning that do not count for the axes, and are placed on them as all else is. What gathers
+            at the first one of many models would take an axis for itself.
         axes: How many, at most: a text has no more than its vectors span.
 
     Raises:
@@ -116,14 +120,15 @@ def token_plane(
     """
     where = _read_at(run.model, of, site)
     vectors = _of_unembedding(run) if not where else _read(run, where)
-    centre, found, explained = decompositions.principal_axes(vectors.double(), axes)
-    some = explained > torch.finfo(wide(vectors).dtype).eps ** 2
+    counted = vectors[skip:]
     # of vectors that are alike rounding is left, which has axes too
-    if not bool(some.any()) or float((vectors - centre).norm()) <= 1e-6 * float(vectors.norm()):
+    if float((counted - vectors[-1]).norm()) <= 1e-6 * float(counted.norm()):
         raise AnalysisUnavailable(
-            f"token_plane: vectors of this text ({len(vectors)}) do not differ, so nothing spans a plane.\n"
+            f"token_plane: the vectors that count ({len(counted)}) do not differ, so nothing spans a plane.\n"
             "    Give a text of several tokens; of the stream, at a place where positions tell them apart."
         )
+    centre, found, explained = decompositions.principal_axes(counted, axes)
+    some = explained > torch.finfo(explained.dtype).eps ** 2
     found, explained = found[some], explained[some]
     tokens = run.source_tokens if where and run.model.sites()[where].stack == "encoder" else run.tokens
     labels = position_labels(tokens) if len(tokens) == len(vectors) else []
@@ -133,6 +138,7 @@ def token_plane(
         axes=Labelled(found, ("axis", "d_model")),
         centre=Labelled(centre, ("d_model",)),
         zero=Labelled(-centre @ found.mT, ("axis",)),
+        skip=skip,
         of=of,
         site=where,
     )

@@ -53,6 +53,20 @@ def test_arrows_of_what_was_written_sum_to_the_way_from_zero_to_the_token(name: 
             close(ends, plane.points.values)
 
 
+def test_positions_that_do_not_count_are_placed_on_the_axes_of_the_others() -> None:
+    model = subject("gpt2").model
+    run = gf.run(model, IDS, read=["embed.token"])
+    found, others = token_plane(run, of="embedding", skip=2), token_plane(model, IDS[2:], of="embedding")
+    for name in ("axes", "centre", "explained", "zero"):
+        close(getattr(found, name).values, getattr(others, name).values)
+    close(found.points.values[2:], others.points.values)
+    close(found.points.values, found.placed(run["embed.token"].values[0]))
+    with pytest.raises(AnalysisUnavailable, match=r"that count \(1\) do not differ"):
+        token_plane(run, of="embedding", skip=5)
+    with pytest.raises(AnalysisUnavailable, match=r"that count \(0\) do not differ"):
+        token_plane(run, of="embedding", skip=9)
+
+
 def test_what_does_not_differ_has_no_axes_and_what_has_no_tokens_no_unembedding() -> None:
     model = subject("gpt2").model
     with pytest.raises(AnalysisUnavailable, match="do not differ"):
