@@ -313,10 +313,10 @@ def test_one_changed_tensor_changes_every_picture_of_it(explore: Any) -> None:
             page.wait_for_timeout(200)
             found[name] = page.locator(".side").inner_text()
             found[f"{name}, drawn"] = drawn(page, ".side canvas, .side svg")
-        for level, tab in (("3", "Position"), ("1", "Composition")):
+        for level, tab in (("3", "Position"), ("3", "Geometry"), ("1", "Composition")):
             page.locator("#view").focus()
             page.keyboard.press(level)
-            if tab == "Composition":
+            if tab != "Position":
                 page.get_by_role("button", name=tab, exact=True).click()
             settled(page)
             page.wait_for_timeout(300)

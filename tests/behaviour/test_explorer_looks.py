@@ -88,7 +88,7 @@ def views(shown: Page) -> Iterator[str]:
             settled(shown)
         yield f"model {i}"
     press(shown, "2")
-    for i in range(6):
+    for i in range(7):
         shown.locator(".side .tabs > button").nth(i).click()
         settled(shown)
         yield f"head {i}"
@@ -99,6 +99,10 @@ def views(shown: Page) -> Iterator[str]:
     shown.locator(".writing").press("Space")
     shown.locator("table.drawing").wait_for()
     yield "text that goes on"
+    tabs.nth(2).click()
+    shown.locator(".cloud canvas").wait_for()
+    settled(shown)
+    yield "geometry"
     press(shown, "x", "d", "1")
     shown.locator(".changes").wait_for(state="attached")
     tabs.nth(0).click()

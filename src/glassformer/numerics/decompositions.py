@@ -48,6 +48,21 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     return found.gather(-1, place + torch.cat([pair, none], -1).long() - torch.cat([none, pair], -1).long())
 
 
+def principal_axes(
+    rows: Float[Tensor, "row d_model"], n: int
+) -> tuple[Float[Tensor, " d_model"], Float[Tensor, "axis d_model"], Float[Tensor, " axis"]]:
+    """Return the mean of rows, at most n axes of largest variance about it, and the share of the variance along each.
+
+    The sign of an axis is arbitrary: the last row lies on its positive side. Of rows all alike shares are zero.
+    """
+    rows = wide(rows)
+    centre = rows.mean(0)
+    _, sizes, axes = svd(rows - centre)
+    axes = axes[:n] * torch.where(axes[:n] @ (rows[-1] - centre) < 0, -1.0, 1.0)[:, None]
+    energy = sizes.square()
+    return centre, axes, energy[:n] / energy.sum().clamp_min(torch.finfo(energy.dtype).tiny)
+
+
 def eigh(matrix: Tensor) -> Any:
     """Return eigenvalues, rising, and eigenvectors of a symmetric matrix."""
     return torch.linalg.eigh(_ready(matrix, "eigenvectors"))

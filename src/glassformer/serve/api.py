@@ -380,6 +380,35 @@ class Rows(View):
 
 
 @dataclass(frozen=True)
+class PlaneView(View):
+    """Tokens as points in a plane, and the path of one through the layers.
+
+    Args:
+        of: Whose principal axes span the plane: `embedding`, what tokens enter the stream as; `unembedding`, its rows;
+            `stream`.
+        site: Place of the stream where the path ends, and of the stream points are; behind the last block by default.
+        position: Whose path; negative ones count from the end.
+        skip: Positions at the beginning that do not count for the axes.
+    """
+
+    of: Literal["embedding", "unembedding", "stream"] = "stream"
+    site: str | None = None
+    position: int = -1
+    skip: Natural = 0
+
+
+@dataclass(frozen=True)
+class QueryKeyView(View):
+    """A query among its keys.
+
+    Args:
+        stream: Which map, of a head that has several.
+    """
+
+    stream: Natural = 0
+
+
+@dataclass(frozen=True)
 class Aim(View):
     """A logit that is asked about.
 

@@ -1,7 +1,6 @@
 """Questions: what may be asked of a run, of a head of it, or of weights, and the library call that answers each.
 
-An answer is labelled arrays, further facts, and the Python that gives the same numbers; it is sent as JSON or as a
-frame, whole or less the answer of another run. What a mechanism does not define is the library's own refusal.
+What a mechanism does not define is the library's own refusal.
 """
 
 import csv
@@ -19,85 +18,19 @@ from glassformer.analysis.heads import roles
 from glassformer.analysis.places import text_positions
 from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.errors import AnalysisUnavailable, ConfigError, ShapeMismatch
-from glassformer.files import json_text
-from glassformer.labelled import Labelled, Result
+from glassformer.labelled import Labelled
 from glassformer.numerics.precision import wide
 from glassformer.render.page import attention_page
 from glassformer.serve import api
-from glassformer.serve.frames import encoded, frame, reduced
+from glassformer.serve.answers import Answer, taken_apart
+from glassformer.serve.frames import reduced
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
+from glassformer.serve.planes import plane, query_key_plane
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
 from glassformer.trace import sites_of_heads
 from glassformer.words import Sentence, sentence
 
 Of = Literal["run", "head", "row", "model", "head of a model"]
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What a question is answered with.
-
-    Args:
-        question: Its name.
-        arrays: Numbers with their axes.
-        facts: What else was found, as JSON data.
-        python: Code that ends in `found`, which has each array by its name.
-    """
-
-    question: str
-    arrays: Mapping[str, Labelled]
-    facts: Mapping[str, Any]
-    python: str
-
-    def less(self, other: "Answer") -> "Answer":
-        """Return the difference to the answer of another run, array by array; ids, and what has ranks, are left out."""
-        arrays: dict[str, Labelled] = {}
-        for name, value in self.arrays.items():
-            theirs = other.arrays.get(name)
-            # the first of one list has no difference to the first of another
-            if theirs is None or not value.values.is_floating_point() or "k" in value.axes:
-                continue
-            if value.shape != theirs.shape:
-                sizes = " and ".join("x".join(map(str, one.shape)) for one in (value, theirs))
-                raise ShapeMismatch(
-                    f'the difference of two runs: "{name}" is {sizes}.\n    '
-                    "Give texts of as many tokens, or look at each."
-                )
-            arrays[name] = dataclasses.replace(value, values=wide(value.values) - wide(theirs.values))
-        facts = {**self.facts, "minus": dict(other.facts)}
-        return dataclasses.replace(self, arrays=arrays, facts=facts, python=_difference(self, other, list(arrays)))
-
-    def sent(self, view: api.View, limits: Limits) -> tuple[bytes, str]:
-        """Return the bytes of the answer, and their media type."""
-        facts = {"question": self.question, "facts": self.facts, "python": self.python}
-        # a number is about so many characters of JSON
-        each = 20 if view.form == "json" else 4
-        limits.require("answer", sum(each * one.values.numel() for one in self.arrays.values()), "bytes of the answer")
-        if view.form == "json":
-            told = {name: value.to_dict() for name, value in self.arrays.items()}
-            return json_text(facts | {"arrays": told}, ascii_only=False).encode(), "application/json"
-        labels, sent = dict[str, Any](), {}
-        for name, value in self.arrays.items():
-            values, axes = value.values, list(value.axes)
-            if values.is_complex():
-                values, axes = torch.view_as_real(values.resolve_conj()), [*axes, "part"]
-            square = view.packing == "tril" and values.ndim >= 2 and values.shape[-1] == values.shape[-2]
-            encoding = view.encoding if values.is_floating_point() else "f32"
-            sent[name] = encoded(values, encoding, "tril" if square else "full")
-            labels[name] = {"axes": axes, "coords": {axis: list(of) for axis, of in value.coords.items()}}
-        return frame(sent, facts | {"arrays": labels}), "application/vnd.safetensors"
-
-
-def _difference(one: Answer, other: Answer, names: Sequence[str]) -> str:
-    """Return the code of what one answer has beyond another: `found` is a dict whatever theirs were."""
-    lines = [
-        "pairs = {",
-        "    name: [one[name] if isinstance(one, dict) else getattr(one, name) for one in (found, theirs)]",
-        f"    for name in {list(names)}",
-        "}",
-        "found = {name: gf.Labelled(one.values - other.values, one.axes) for name, (one, other) in pairs.items()}",
-    ]
-    return "\n".join([other.python, "theirs = found", "", one.python, *lines])
 
 
 @dataclass(frozen=True)
@@ -125,9 +58,11 @@ def of_both(run: ServedRun, other: ServedRun, view: api.View) -> api.View:
 
     Raises:
         ShapeMismatch: Their texts have other numbers of tokens, or two models read other tokens.
-        ConfigError: A lens that follows the likeliest token of every position.
+        ConfigError: A lens that follows the likeliest token of every position, or a plane.
     """
     run.require_difference(other)
+    if isinstance(view, api.PlaneView | api.QueryKeyView):
+        raise ConfigError("planes of two runs have axes of their own, and no difference: look at each.")
     if isinstance(view, api.LensView) and view.answer is None:
         raise ConfigError('the difference of two lenses follows one token in both: say which, as "answer".')
     if isinstance(view, api.Aim) and view.answer is None:
@@ -147,18 +82,7 @@ def _asked(name: str, run: ServedRun, analysis_of: Callable[..., Any], path: str
     said = "".join(f", {option}={value!r}" for option, value in chosen.items())
     called = f"gf.analysis.{path}"
     code = [*run.code.lines("run", [called]), f"found = {called}(run{said})"]
-    return Answer(name, *_taken_apart(found), "\n".join(code))
-
-
-def _taken_apart(found: Result) -> tuple[dict[str, Labelled], dict[str, Any]]:
-    """Return the arrays of a result, and all else it says, as JSON data."""
-    told = found.to_dict()
-    arrays = {
-        field.name: value
-        for field in dataclasses.fields(found)  # type: ignore[arg-type]
-        if isinstance(value := getattr(found, field.name), Labelled)
-    }
-    return arrays, {name: value for name, value in told.items() if name not in arrays}
+    return Answer(name, *taken_apart(found), "\n".join(code))
 
 
 def lens(run: ServedRun, view: api.LensView) -> Answer:
@@ -329,7 +253,7 @@ def _of_weights(
         f"model = gf.load({served.source!r})",
         f"found = gf.analysis.{path}(model{said})",
     ]
-    return Answer(name, *_taken_apart(found), "\n".join(code))
+    return Answer(name, *taken_apart(found), "\n".join(code))
 
 
 def circuit(served: ServedModel, head: str, view: api.CircuitView) -> Answer:
@@ -384,6 +308,12 @@ QUESTIONS: dict[str, Question] = {
     "row": Question("row", api.View, sentence("All stages of a head at one query"), row),
     "column": Question("row", api.View, sentence("All stages of a head at one key"), column),
     "vectors": Question("row", api.View, sentence("Query, keys, values and output of a head at one position"), vectors),
+    "plane": Question(
+        "run", api.PlaneView, sentence("Tokens as points in a plane, and the path of one as arrows"), plane
+    ),
+    "query-key-plane": Question(
+        "row", api.QueryKeyView, sentence("A query among the keys it sees, in a plane through it"), query_key_plane
+    ),
     "lens": Question("run", api.LensView, sentence("What the model would say if it stopped at each layer"), lens),
     "attribution": Question("run", api.Attribution, sentence("What adds to a logit"), attribution),
     "sources": Question("run", api.OfLayers, sentence("Which tokens heads' shares of a logit come from"), sources),

@@ -132,6 +132,17 @@ def test_weighted_values_are_those_of_the_analysis(served: Served) -> None:
     agree(sent, norms.weighted.select(head="L1H6").values)
 
 
+def test_a_path_begins_at_zero_and_ends_at_its_token(served: Served) -> None:
+    for name, places in (("gpt-4l", 8), ("translator_pre", 6)):
+        run = run_of(served, name, "ablated" if name == "translator_pre" else "none")["id"]
+        for position, site in ((2, None), (-1, served.ask(f"runs/{run}/plane")["facts"]["places"][1])):
+            view = {"position": position} | ({} if site is None else {"site": site})
+            found = served.arrays(f"runs/{run}/plane", **view)
+            ends = found["zero"] + found["writes"].sum(0)
+            torch.testing.assert_close(ends, found["points"][position], rtol=1e-4, atol=1e-3)
+            assert len(served.ask(f"runs/{run}/plane")["facts"]["places"]) > places
+
+
 def test_the_rows_of_all_heads_are_those_of_each(served: Served) -> None:
     run = run_of(served, "gpt2")["id"]
     rows = served.arrays(f"runs/{run}/rows", position=2)
@@ -159,6 +170,9 @@ def test_two_runs_are_subtracted(served: Served) -> None:
             agree(value, values_of(copied, name))
     shorter = served.run("attn-only-2l", "def f")["id"]
     assert served.get(f"runs/{one}/lens", params={"minus": shorter}).status_code == 400
+    for address in ("plane", "query-key-plane/L1H1/-1"):
+        refused = served.get(f"runs/{one}/{address}", params={"minus": other})
+        assert refused.status_code == 400 and "axes of their own" in refused.json()["fault"]["message"]
 
 
 def test_a_difference_is_of_one_logit_though_each_run_has_a_likeliest_of_its_own() -> None:

@@ -316,6 +316,40 @@ export interface View {
   minus?: string | null;
 }
 
+/** Tokens as points in a plane, and the path of one through the layers. */
+export interface PlaneView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Whose principal axes span the plane: `embedding`, what tokens enter the stream as; `unembedding`, its rows; `stream`. */
+  of?: "embedding" | "unembedding" | "stream";
+  /** Place of the stream where the path ends, and of the stream points are; behind the last block by default. */
+  site?: string | null;
+  /** Whose path; negative ones count from the end. */
+  position?: number;
+  /** Positions at the beginning that do not count for the axes. */
+  skip?: number;
+}
+
+/** A query among its keys. */
+export interface QueryKeyView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Which map, of a head that has several. */
+  stream?: number;
+}
+
 /** The logit lens. */
 export interface LensView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -466,6 +500,8 @@ export interface Views {
   "row": View;
   "column": View;
   "vectors": View;
+  "plane": PlaneView;
+  "query-key-plane": QueryKeyView;
   "lens": LensView;
   "attribution": Attribution;
   "sources": OfLayers;

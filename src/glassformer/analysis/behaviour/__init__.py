@@ -13,6 +13,10 @@ from glassformer.analysis.behaviour._long_context import (
     long_context as long_context,
 )
 from glassformer.analysis.behaviour._outcomes import calibration_error as calibration_error
+from glassformer.analysis.behaviour._query_key_plane import (
+    QueryKeyPlane as QueryKeyPlane,
+    query_key_plane as query_key_plane,
+)
 from glassformer.analysis.behaviour._score_geometry import (
     ScoreGeometry as ScoreGeometry,
     score_geometry as score_geometry,

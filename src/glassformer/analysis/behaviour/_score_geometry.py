@@ -118,7 +118,7 @@ def score_geometry(
     labels, found = list[str](), list[_Numbers]()
     for path, of_layer in itertools.groupby(known, lambda head: head.path):
         layer = list(of_layer)
-        q, k, visible = _pairs(run, path, layer[0].stack)
+        q, k, visible = queries_and_keys(run, path, layer[0].stack)
         scale = _layer(run.model, path).mixer.scale
         for stream, head in itertools.product(range(q.shape[1]), layer):
             labels.append(head.label if q.shape[1] == 1 else f"{head.label} stream {stream}")
@@ -157,15 +157,8 @@ def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     """Return the heads whose scores are products of a query and a key, and the others with the reason."""
     known, left_out = list[Head](), dict[str, str]()
     for head in heads(model):
-        layer = _layer(model, head.path)
-        # a cap bends scores behind the product: what counts is the kind, whatever its settings
-        traits = layer.config.mixer.traits
-        if not traits.has_scores:
-            left_out[head.label] = f'"{head.mechanism}" has no scores before a normaliser (has_scores=False)'
-        elif not traits.bilinear_scores:
-            left_out[head.label] = f'scores of "{head.mechanism}" are no products (bilinear_scores=False)'
-        elif layer.positions.has_scores:
-            left_out[head.label] = f'"{layer.config.positions.kind}" positions give a query several directions'
+        if why := why_no_product(_layer(model, head.path)):
+            left_out[head.label] = why
         else:
             known.append(head)
     if not known:
@@ -177,13 +170,26 @@ def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     return known, left_out
 
 
+def why_no_product(layer: AttentionLayer) -> str | None:
+    """Return why the scores of a layer are no products of one query and one key; None where they are."""
+    # a cap bends scores behind the product: what counts is the kind, whatever its settings
+    traits, kind = layer.config.mixer.traits, layer.config.mixer.kind
+    if not traits.has_scores:
+        return f'"{kind}" has no scores before a normaliser (has_scores=False)'
+    if not traits.bilinear_scores:
+        return f'scores of "{kind}" are no products (bilinear_scores=False)'
+    if layer.positions.has_scores:
+        return f'"{layer.config.positions.kind}" positions give a query several directions'
+    return None
+
+
 def _layer(model: ModelLike, path: str) -> AttentionLayer:
     layer = model.sub_layer(path).attention
     assert layer is not None, "the path of a head is that of an attention layer"
     return layer
 
 
-def _pairs(
+def queries_and_keys(
     run: Run, path: str, stack: str
 ) -> tuple[
     Float[Tensor, "batch stream head query d_head"],

@@ -296,18 +296,12 @@ def loss_trajectories(
 def principal(
     vectors: Float[Tensor, "snapshot token"], components: int
 ) -> tuple[Float[Tensor, "snapshot component"], Float[Tensor, " component"]]:
-    """Return centred coordinates on the first principal axes, and the share of variance along each.
-
-    It goes by the products of snapshots with each other, of which there are far fewer than of tokens.
-    """
-    if components > len(vectors):
-        raise ShapeMismatch(f"loss_trajectories: {components} components of {len(vectors)} snapshots.")
-    centred = vectors - vectors.mean(0)
-    values, axes = decompositions.eigh(centred @ centred.mT)
-    values, axes = values.flip(0)[:components].clamp_min(0), axes.flip(1)[:, :components]
-    # the sign of an axis is arbitrary: the last snapshot lies on its positive side
-    axes = axes * torch.where(axes[-1] < 0, -1.0, 1.0)
-    return axes * values.sqrt(), values / centred.square().sum().clamp_min(torch.finfo(centred.dtype).tiny)
+    """Return centred coordinates on the first principal axes, and the share of variance along each."""
+    if components > min(vectors.shape):
+        n, tokens = vectors.shape
+        raise ShapeMismatch(f"loss_trajectories: {components} components of {n} snapshots, each of {tokens} tokens.")
+    centre, axes, explained = decompositions.principal_axes(vectors, components)
+    return (vectors - centre) @ axes.mT, explained
 
 
 def _roles(model: ModelLike) -> tuple[float, float, str]:

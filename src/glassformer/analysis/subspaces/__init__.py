@@ -24,6 +24,10 @@ from glassformer.analysis.subspaces._subspaces import (
     overlaps as overlaps,
     stream_dimensions as stream_dimensions,
 )
+from glassformer.analysis.subspaces._token_plane import (
+    TokenPlane as TokenPlane,
+    token_plane as token_plane,
+)
 from glassformer.lazy import renames
 
 if not TYPE_CHECKING:
