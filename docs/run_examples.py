@@ -1,10 +1,11 @@
 """Run every example: files and notebooks in `examples/`, and `python` blocks of READMEs and of the pages in `docs/`.
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
-fenced as `py`; pages of the book run while they are built (`_extensions/executed.py`). Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of one that has imported the slow libraries once, two at a time; a notebook also gets a kernel, and must put out
-what is stored in it. A comment that says which labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right.
-Arguments choose pages: `docs/run_examples.py README.md`.
+fenced as `py`; pages of the book run while they are built (`_extensions/executed.py`). Each page runs in a process and
+a folder of its own, so files it writes go nowhere; processes are forks of one that has imported the slow libraries
+once, two at a time; a notebook also gets a kernel, and must put out what is stored in it. A comment that says which
+labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages: `docs/run_examples.py
+README.md`.
 """
 
 import multiprocessing

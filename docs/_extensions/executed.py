@@ -1,9 +1,9 @@
 """Run the pages of the book while they are built, so that every number and picture on them is of the code as it is.
 
 A page is a program. Its `python` blocks run in order and share names, as those of all pages do under
-`run_examples.py`; what a block prints stands below it. `{{ expression }}` in a sentence is its value, `{{ expression:.2f }}`
-the value formatted, and of a figure the picture: `![What is seen]({{ figure }})`. A block in an HTML comment runs unseen.
-An error, or an `assert` that fails, fails the build and names the line of the page.
+`run_examples.py`; what a block prints stands below it. `{{ expression }}` in a sentence is its value, and formatted
+`{{ expression:.2f }}`; of a figure it is the picture, `![What is seen]({{ figure }})`. A block in an HTML comment runs
+unseen. An error, or an `assert` that fails, fails the build and names the line of the page.
 """
 
 import ast

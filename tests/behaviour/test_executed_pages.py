@@ -1,18 +1,20 @@
 """Pages of the book are programs: what stands on them is what their blocks compute."""
 
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 
-from test_documentation import DOCS, program
-
-executed = program("_extensions/executed").executed
+DOCS = Path(__file__).parents[2] / "docs"
+executed = runpy.run_path(str(DOCS / "_extensions" / "executed.py"))["executed"]
 
 
 def test_what_a_block_prints_stands_below_it_and_values_stand_in_sentences() -> None:
-    page = "A.\n\n```python\nx = 2 / 3\nprint(x > 0.5)\n```\n\nIt is {{ x:.2f }}, or {{ f'{x:.0%}' }}; {{ {'a': 5}['a'] }}.\n"
+    block = "A.\n\n```python\nx = 2 / 3\nprint(x > 0.5)\n```\n\n"
+    page = block + "It is {{ x:.2f }}, or {{ f'{x:.0%}' }}; {{ {'a': 5}['a'] }}.\n"
     shown = executed(page, "page.md")
-    assert shown.startswith("A.\n\n```python\nx = 2 / 3\nprint(x > 0.5)\n```\n\n```text\nTrue\n```\n")
+    assert shown.startswith(f"{block}```text\nTrue\n```\n")
     assert shown.endswith("\nIt is 0.67, or 67%; 5.\n")
 
 
@@ -23,8 +25,9 @@ def test_a_block_that_prints_nothing_and_blocks_of_other_languages_stay_as_they_
 
 def test_a_figure_becomes_a_picture_with_its_words() -> None:
     page = (
-        "<!--\n```python\nimport torch\nfrom glassformer.figures import Panel, draw\nfrom glassformer.labelled import Labelled\n"
-        'drawn = draw([Panel("numbers", Labelled(torch.ones(3), ("key",)))])\n```\n-->\n\n![Three numbers]({{ drawn }})\n'
+        "<!--\n```python\nimport torch\nimport glassformer as gf\nfrom glassformer.figures import Panel, draw\n"
+        'drawn = draw([Panel("numbers", gf.Labelled(torch.ones(3), ("key",)))])\n```\n-->\n\n'
+        "![Three numbers]({{ drawn }})\n"
     )
     assert re.search(r"!\[Three numbers\]\(data:image/png;base64,[\w+/]+=*\)\n$", executed(page, "page.md"))
 
@@ -39,6 +42,6 @@ def test_what_is_not_so_fails_and_names_page_and_line(wrong: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", sorted(DOCS.glob("**/book/**/*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_every_page_of_the_book_runs(page) -> None:
+def test_every_page_of_the_book_runs(page: Path) -> None:
     shown = executed(page.read_text(encoding="utf-8"), page.name)
     assert "{{" not in shown

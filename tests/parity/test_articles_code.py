@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import glassformer as gf
 from glassformer.book import articles_code
 from glassformer.testing import close
 from glassformer.testing.layers import Layer, randomise, stream
-from test_documentation import DOCS
 
 SOURCE, TARGET = torch.tensor([[3, 1, 4, 1, 5], [6, 2, 6, 0, 0]]), torch.tensor([[2, 7, 1, 8], [3, 3, 0, 5]])
 SEEN = torch.tensor([5, 3])
@@ -35,7 +35,9 @@ def annotated(p: Parameters, h: int, layers: int, eps: float) -> dict[str, Tenso
 
     def multi_headed_attention(x: Tensor, memory: Tensor, mask: Tensor, name: str) -> Tensor:
         w, b = (p[f"{name}.projection.qkv.{of}"].chunk(3) for of in ("weight", "bias"))
-        q, k, v = ((y @ w[i].T + b[i]).unflatten(-1, (h, d // h)).transpose(1, 2) for i, y in enumerate((x, memory, memory)))
+        q, k, v = (
+            (y @ w[i].T + b[i]).unflatten(-1, (h, d // h)).transpose(1, 2) for i, y in enumerate((x, memory, memory))
+        )
         found[f"{name}.pattern"] = (q @ k.mT / math.sqrt(d // h)).masked_fill(mask == 0, -1e9).softmax(-1)
         mixed = (found[f"{name}.pattern"] @ v).transpose(1, 2).flatten(-2)
         return linear(mixed, f"{name}.merge.output")
@@ -87,7 +89,7 @@ def test_every_class_of_the_annotated_transformer_returns_what_our_site_holds() 
     model = small()
     expected = annotated(dict(model.named_parameters()), 2, 2, 0.0)
     # those that the page names, in place of the layer's number
-    page = (DOCS / "book" / "articles-code.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "book" / "articles-code.md").read_text(encoding="utf-8")
     table = page.partition("| class |")[2].partition("\n\n")[0]
     named = {site.replace(".i.", ".1.") for site in re.findall(r"`((?:encoder|decoder)\.[\w.]+|logits)`", table)}
     assert len(named) > 10 and named <= expected.keys()
@@ -117,7 +119,12 @@ def test_what_its_norms_add_to_the_deviation_changes_a_millionth() -> None:
 def test_dropout_of_make_model_stands_in_four_places_and_its_rate_in_three() -> None:
     config = articles_code.annotated_transformer(7, 9, N=1, d_model=8, d_ff=12, h=2, dropout=0.3)
     attention, mlp = config.encoder_layers[0].parts
-    assert (config.embed_dropout, config.encoder_layers[0].dropout, mlp.dropout, attention.dropout) == (0.3, 0.3, 0.3, 0.1)  # type: ignore[attr-defined]
+    assert (config.embed_dropout, config.encoder_layers[0].dropout, mlp.dropout, attention.dropout) == (
+        0.3,
+        0.3,
+        0.3,
+        0.1,
+    )  # type: ignore[attr-defined]
 
 
 def test_without_arguments_it_is_the_published_llama() -> None:
@@ -168,9 +175,7 @@ def test_the_code_of_llama_gives_our_logits_and_gradients_whole_and_from_a_cache
     close(model(TARGET), theirs)
     weight = torch.cos(torch.arange(theirs.numel(), dtype=torch.float64)).view_as(theirs)
     parameters = list(model.parameters())
-    for one, other in zip(
-        *(torch.autograd.grad((out * weight).sum(), parameters) for out in (model(TARGET), theirs))
-    ):
+    for one, other in zip(*(torch.autograd.grad((out * weight).sum(), parameters) for out in (model(TARGET), theirs))):
         close(one, other, 1e-9)
     # start_pos: how much the state holds
     first, state = model(TARGET[:, :3], state=model.begin(2))

@@ -22,8 +22,8 @@ def annotated_transformer(
     """The model that `make_model` builds, from its seven arguments.
 
     Its norms divide by the standard deviation of a sample, d_model - 1 in the denominator, to which 1e-6 is added; ours
-    by the root of the variance, to which `eps` is added. So a gain of theirs is one of ours times sqrt(1 - 1 / d_model),
-    and what is left is of the order of 1e-6.
+    by the root of the variance, to which `eps` is added. So a gain of ours is theirs times sqrt(1 - 1 / d_model);
+    what is left is of the order of 1e-6.
 
     Args:
         src_vocab: Tokens of the source.

@@ -170,7 +170,7 @@ def largest_on_the_diagonal() -> Numbers:
 
 
 def index_of_log_softmax() -> Numbers:
-    """Log-probabilities of the scores 1, 2, 3 by the formula as printed, whose sum runs over nothing, and by the right one.
+    """Log-probabilities of the scores 1, 2, 3 by the formula as printed, whose sum has no j, and by the right one.
 
     The spread is the largest less the smallest; the right one is compared with that of PyTorch.
     """

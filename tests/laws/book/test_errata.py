@@ -73,7 +73,9 @@ def test_the_printed_log_softmax_is_the_same_for_every_score() -> None:
 
 def test_the_theorem_of_pola_needs_a_function_that_is_zero_at_zero() -> None:
     found = errata.theorem_of_pola()
-    assert math.isclose(found["before"], 0.6365, abs_tol=1e-4) and math.isclose(found["after e^x"], 0.6919, abs_tol=1e-4)
+    assert math.isclose(found["before"], 0.6365, abs_tol=1e-4) and math.isclose(
+        found["after e^x"], 0.6919, abs_tol=1e-4
+    )
     assert found["x^2"] == found["e^x - 1"] == found["x^2 + x"] == 1.0
     assert max(found["e^x"], found["x^2 + 1"]) < 0.5
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from glassformer.book import Exercise
+from glassformer.book import EXERCISES, Exercise, check
 from glassformer.book.exercise import alike
+from glassformer.errors import WrongArgument
 
 MEAN = Exercise(
     "The mean of a list of numbers.",
@@ -45,3 +46,19 @@ def test_an_answer_that_raises_is_told_what_it_raised() -> None:
 )  # fmt: skip
 def test_answers_are_alike_up_to_rounding_and_not_up_to_shape(one: object, other: object, same: bool) -> None:
     assert alike(one, other) is same and alike(other, one) is same
+
+
+def test_every_solution_passes_and_each_of_three_mistakes_fails_with_its_own_name() -> None:
+    assert len(EXERCISES) == 12
+    for name, one in EXERCISES.items():
+        assert check(name, one.solution), name
+        assert len(one.mistakes) == 3, name
+        for named, mistake in one.mistakes.items():
+            found = check(name, mistake)
+            # the first that fits is named: none may do what another does
+            assert not found and str(found) == f"Not yet: {named}", name
+
+
+def test_an_exercise_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(WrongArgument, match=r'no exercise "soft_max"\\. Nearest: "softmax"'):
+        check("soft_max", max)
