@@ -11,12 +11,14 @@ import base64
 import contextlib
 import io
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.errors import SphinxError
 
 FOLDERS = ("book/", "zh/book/")
 # a fenced block, of whatever language, or a value in a sentence
@@ -57,7 +59,7 @@ def _printed(code: str, names: dict[str, Any], page: str, line: int) -> str:
 def _value(words: str, names: dict[str, Any], page: str, line: int) -> str:
     """Return the value of `expression` or `expression:format`, as in an f-string; of a figure its address."""
     with _failing(page, line):
-        [part] = ast.parse(f'f"""{{ {words}}}"""', mode="eval").body.values  # type: ignore[attr-defined]
+        [part] = ast.parse(f'f"""{{ {words}}}"""', mode="eval").body.values
         value, form = (
             node and eval(compile(ast.fix_missing_locations(ast.Expression(node)), page, "eval"), names)
             for node in (part.value, part.format_spec)
@@ -89,7 +91,11 @@ def is_executed(page: str) -> bool:
 
 def read(app: Sphinx, page: str, content: list[str]) -> None:
     if is_executed(page):
-        content[0] = executed(content[0], f"{page}.md")
+        try:
+            content[0] = executed(content[0], f"{page}.md")
+        except Exception as error:
+            # of a handler's own error the build shows neither traceback nor notes
+            raise SphinxError("".join(traceback.format_exception(error))) from error
 
 
 def always(app: Sphinx, environment: BuildEnvironment, added: set[str], changed: set[str], gone: set[str]) -> list[str]:

@@ -46,7 +46,8 @@ def annotated(p: Parameters, h: int, layers: int, eps: float) -> dict[str, Tenso
         return linear(linear(x, f"{name}.input").relu(), f"{name}.output")
 
     def embedded(ids: Tensor, stack: str) -> Tensor:
-        angle = torch.arange(ids.shape[1])[:, None] * torch.exp(torch.arange(0, d, 2) * -(math.log(10000.0) / d))
+        place, pair = torch.arange(ids.shape[1], dtype=torch.float64), torch.arange(0, d, 2, dtype=torch.float64)
+        angle = place[:, None] * torch.exp(pair * -(math.log(10000.0) / d))
         found[f"{stack}.embed.token"] = p[f"{stack}_embed.matrix"][ids] * math.sqrt(d)
         found[f"{stack}.embed.position"] = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
         return found[f"{stack}.embed.token"] + found[f"{stack}.embed.position"]
