@@ -60,5 +60,5 @@ def test_every_solution_passes_and_each_of_three_mistakes_fails_with_its_own_nam
 
 
 def test_an_exercise_that_is_not_there_is_refused_with_the_nearest() -> None:
-    with pytest.raises(WrongArgument, match=r'no exercise "soft_max"\\. Nearest: "softmax"'):
+    with pytest.raises(WrongArgument, match=r'no exercise "soft_max"\. Nearest: "softmax"'):
         check("soft_max", max)
