@@ -29,7 +29,7 @@ PROMISED = re.compile(r"# (Labelled\(.*\))$", re.MULTILINE)
 def sources() -> dict[str, str]:
     """Return what to run, by path relative to the repository; lines keep their numbers."""
     pages = [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")]
-    pages = [page for page in pages if not {"_build", "book"} & set(page.parts)]
+    pages = [page for page in pages if not {"_build", "book"} & set(page.relative_to(ROOT).parts)]
     blocks = {page: runnable(page.read_text(encoding="utf-8")) for page in pages}
     examples = [path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
     files = {path: path.read_text(encoding="utf-8") for path in examples}

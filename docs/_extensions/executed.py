@@ -23,6 +23,8 @@ from sphinx.errors import SphinxError
 FOLDERS = ("book/", "zh/book/")
 # a fenced block, of whatever language, or a value in a sentence
 PART = re.compile(r"^```(\w*)[^\n]*\n(?P<code>.*?)^```$|\{\{(?P<value>.+?)\}\}", re.MULTILINE | re.DOTALL)
+# what a block printed, which the style sheet tells from what was typed
+PRINTED = "```{{code-block}} text\n:class: printed\n\n{}\n```"
 DPI = 80
 
 
@@ -42,7 +44,7 @@ def executed(source: str, page: str) -> str:
         if part[1] != "python":
             return part[0]
         printed = _printed(part["code"], names, page, line)
-        return f"{part[0]}\n\n```text\n{printed.rstrip()}\n```" if printed.strip() else part[0]
+        return f"{part[0]}\n\n{PRINTED.format(printed.rstrip())}" if printed.strip() else part[0]
 
     return PART.sub(filled, source)
 

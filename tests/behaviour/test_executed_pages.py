@@ -14,7 +14,7 @@ def test_what_a_block_prints_stands_below_it_and_values_stand_in_sentences() -> 
     block = "A.\n\n```python\nx = 2 / 3\nprint(x > 0.5)\n```\n\n"
     page = block + "It is {{ x:.2f }}, or {{ f'{x:.0%}' }}; {{ {'a': 5}['a'] }}.\n"
     shown = executed(page, "page.md")
-    assert shown.startswith(f"{block}```text\nTrue\n```\n")
+    assert shown.startswith(f"{block}```{{code-block}} text\n:class: printed\n\nTrue\n```\n")
     assert shown.endswith("\nIt is 0.67, or 67%; 5.\n")
 
 
@@ -38,6 +38,16 @@ def test_what_is_not_so_fails_and_names_page_and_line(wrong: str) -> None:
         executed(f"First.\n\n{wrong}", "page.md")
     [note] = raised.value.__notes__
     assert note in ("in page.md, in what begins at line 3", "in page.md, in what begins at line 4")
+
+
+@pytest.mark.parametrize("name", ["errata", "articles-code"])
+def test_a_page_in_chinese_shows_the_values_of_the_english_one(name: str) -> None:
+    english, chinese = (
+        re.findall(r"\{\{ *(.+?) *\}\}", (DOCS / folder / f"{name}.md").read_text(encoding="utf-8"))
+        for folder in ("book", "zh/book")
+    )
+    # their order is that of the sentences
+    assert len(english) > 5 and sorted(chinese) == sorted(english)
 
 
 @pytest.mark.full

@@ -137,8 +137,7 @@ def shared_matrix() -> Numbers:
         return ((x @ matrix) @ (x @ matrix).mT / 2).softmax(-1) @ (x @ matrix)
 
     of = {"query": lambda x: x @ matrix, "mixed values": mixed}
-    jacobians = {name: torch.autograd.functional.jacobian(function, x) for name, function in of.items()}
-    return {name: float(derivative[0, :, 1].norm()) for name, derivative in jacobians.items()}
+    return {name: float(torch.func.jacrev(function)(x)[0, :, 1].norm()) for name, function in of.items()}
 
 
 def entropy_of_linear() -> Numbers:
@@ -209,8 +208,9 @@ def later_tokens_and_hashes() -> Numbers:
     changed = {}
     ids = torch.randint(64, (1, 96), generator=torch.Generator().manual_seed(0))
     other = torch.cat([ids[:, :60], (ids[:, 60:] + 1) % 64], 1)
-    for name, form in (("as published", "library"), ("chunks within buckets", "paper")):
-        layer = block(Lsh(8, 8, 2, form), n_heads=2, projection=Tied(key="query"))
+    forms = {"as published": Lsh(8, 8, 2, "library"), "chunks within buckets": Lsh(8, 8, 2)}
+    for name, form in forms.items():
+        layer = block(form, n_heads=2, projection=Tied(key="query"))
         model = DecoderConfig(64, 32, (layer,), max_len=96).build().double().eval()
         with torch.no_grad():
             before, after = (gf.run(model, one, read="attn.z")["blocks.0.attn.z"].values for one in (ids, other))
