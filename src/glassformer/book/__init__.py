@@ -6,7 +6,7 @@ check           whether an answer to an exercise of the course is right, and whi
 """
 
 from glassformer.book import articles_code, errata
-from glassformer.book.exercise import Checked, Exercise
+from glassformer.book.exercise import Checked, Exercise, Mistake
 from glassformer.book.exercises import EXERCISES, check, exercise
 
-__all__ = ["EXERCISES", "Checked", "Exercise", "articles_code", "check", "errata", "exercise"]
+__all__ = ["EXERCISES", "Checked", "Exercise", "Mistake", "articles_code", "check", "errata", "exercise"]

@@ -4,9 +4,9 @@ The check runs an answer beside the solution, on a few inputs. A known mistake i
 purpose: an answer that gives on every input what this one gives has made that mistake, however it is written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,18 @@ class Checked:
         return self.said
 
 
+class Mistake(NamedTuple):
+    """A known mistake.
+
+    Args:
+        answer: A function that makes it.
+        named: What is wrong, and what would be right, in a sentence.
+    """
+
+    answer: Answer
+    named: str
+
+
 @dataclass(frozen=True)
 class Exercise:
     """A function to write.
@@ -41,13 +53,13 @@ class Exercise:
         task: What it is to return, of which arguments.
         inputs: Arguments on which answers are compared; on these each mistake gives something of its own.
         solution: A right answer.
-        mistakes: Wrong answers, by the sentence that names what is wrong.
+        mistakes: Known ones; the first that an answer makes is named.
     """
 
     task: str
     inputs: tuple[tuple[Any, ...], ...]
     solution: Answer
-    mistakes: Mapping[str, Answer]
+    mistakes: tuple[Mistake, ...]
 
     def check(self, answer: Answer) -> Checked:
         """Compare an answer with the solution and, where they differ, with each known mistake.
@@ -64,9 +76,9 @@ class Exercise:
         wanted = [self.solution(*arguments) for arguments in self.inputs]
         if all(map(alike, given, wanted)):
             return Checked(True, "Right.")
-        for named, mistake in self.mistakes.items():
-            if all(alike(one, mistake(*arguments)) for one, arguments in zip(given, self.inputs)):
-                return Checked(False, f"Not yet: {named}")
+        for mistake in self.mistakes:
+            if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(given, self.inputs)):
+                return Checked(False, f"Not yet: {mistake.named}")
         first = next(i for i, pair in enumerate(zip(given, wanted)) if not alike(*pair))
         return Checked(
             False,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glassformer.book import EXERCISES, Exercise, check
+from glassformer.book import EXERCISES, Exercise, Mistake, check
 from glassformer.book.exercise import alike
 from glassformer.errors import WrongArgument
 
@@ -11,7 +11,7 @@ MEAN = Exercise(
     "The mean of a list of numbers.",
     (([1.0, 2.0, 6.0],), ([4.0, 4.0],)),
     lambda numbers: sum(numbers) / len(numbers),
-    {"this is the sum; divide it by how many there are.": sum},
+    (Mistake(sum, "this is the sum; divide it by how many there are."),),
 )
 
 
@@ -53,10 +53,10 @@ def test_every_solution_passes_and_each_of_three_mistakes_fails_with_its_own_nam
     for name, one in EXERCISES.items():
         assert check(name, one.solution), name
         assert len(one.mistakes) == 3, name
-        for named, mistake in one.mistakes.items():
-            found = check(name, mistake)
+        for mistake in one.mistakes:
+            found = check(name, mistake.answer)
             # the first that fits is named: none may do what another does
-            assert not found and str(found) == f"Not yet: {named}", name
+            assert not found and str(found) == f"Not yet: {mistake.named}", name
 
 
 def test_an_exercise_that_is_not_there_is_refused_with_the_nearest() -> None:
