@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "equations",
+    "executed",
     "offline",
     "sidebar",
     "studies",

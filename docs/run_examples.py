@@ -1,10 +1,11 @@
 """Run every example: files and notebooks in `examples/`, and `python` blocks of READMEs and of the pages in `docs/`.
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
-fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of one that has imported the slow libraries once, two at a time; a notebook also gets a kernel, and must put out
-what is stored in it. A comment that says which labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right.
-Arguments choose pages: `docs/run_examples.py README.md`.
+fenced as `py`; pages of the book run while they are built (`_extensions/executed.py`). Each page runs in a process and
+a folder of its own, so files it writes go nowhere; processes are forks of one that has imported the slow libraries
+once, two at a time; a notebook also gets a kernel, and must put out what is stored in it. A comment that says which
+labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages: `docs/run_examples.py
+README.md`.
 """
 
 import multiprocessing
@@ -28,7 +29,8 @@ PROMISED = re.compile(r"# (Labelled\(.*\))$", re.MULTILINE)
 def sources() -> dict[str, str]:
     """Return what to run, by path relative to the repository; lines keep their numbers."""
     pages = [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")]
-    blocks = {page: runnable(page.read_text(encoding="utf-8")) for page in pages if "_build" not in page.parts}
+    pages = [page for page in pages if not {"_build", "book"} & set(page.relative_to(ROOT).parts)]
+    blocks = {page: runnable(page.read_text(encoding="utf-8")) for page in pages}
     examples = [path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
     files = {path: path.read_text(encoding="utf-8") for path in examples}
     return {str(path.relative_to(ROOT)): text for path, text in sorted((blocks | files).items()) if text.strip()}

@@ -33,6 +33,9 @@ PUBLIC = [
 # what people read; built pages lie beside them
 TEXTS = [*ROOT.glob("*.md"), *(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+CHINESE = [("README.md", "README.zh.md")] + [
+    (f"docs/{page}.md", f"docs/zh/{page}.md") for page in ("getting-started", "book/errata", "book/articles-code")
+]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*|\{\w+\}[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -100,9 +103,7 @@ def test_a_card_becomes_a_row_in_both_languages() -> None:
     assert chinese == f"| `tiny`，123 万参数{about}250 万词元 | 每字节比特数 1.23 |"
 
 
-@pytest.mark.parametrize(
-    "names", [("README.md", "README.zh.md"), ("docs/getting-started.md", "docs/zh/getting-started.md")]
-)
+@pytest.mark.parametrize("names", CHINESE)
 def test_a_page_in_chinese_has_the_sections_code_links_and_lists_of_the_english_one(names: tuple[str, str]) -> None:
     english, chinese = (ROOT / name for name in names)
 

@@ -1,0 +1,102 @@
+"""Exercises: a function to write, and a check that names the mistake where an answer is wrong in a known way.
+
+The check runs an answer beside the solution, on a few inputs. A known mistake is a function too, one that makes it on
+purpose: an answer that gives on every input what this one gives has made that mistake, however it is written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+Answer = Callable[..., Any]
+SHOWN = 200  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check says of an answer; true if it is right.
+
+    Args:
+        right: Whether it gives what the solution gives, on every input.
+        said: A sentence for whoever wrote it.
+    """
+
+    right: bool
+    said: str
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __str__(self) -> str:
+        return self.said
+
+
+class Mistake(NamedTuple):
+    """A known mistake.
+
+    Args:
+        answer: A function that makes it.
+        named: What is wrong, and what would be right, in a sentence.
+    """
+
+    answer: Answer
+    named: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write.
+
+    Args:
+        task: What it is to return, of which arguments.
+        inputs: Arguments on which answers are compared; on these each mistake gives something of its own.
+        solution: A right answer.
+        mistakes: Known ones; the first that an answer makes is named.
+    """
+
+    task: str
+    inputs: tuple[tuple[Any, ...], ...]
+    solution: Answer
+    mistakes: tuple[Mistake, ...]
+
+    def check(self, answer: Answer) -> Checked:
+        """Compare an answer with the solution and, where they differ, with each known mistake.
+
+        Args:
+            answer: A function of the task's arguments.
+        """
+        given = []
+        for arguments in self.inputs:
+            try:
+                given.append(answer(*arguments))
+            except Exception as error:
+                return Checked(False, f"Not yet: for {_shown(*arguments)} it raises {type(error).__name__}: {error}")
+        wanted = [self.solution(*arguments) for arguments in self.inputs]
+        if all(map(alike, given, wanted)):
+            return Checked(True, "Right.")
+        for mistake in self.mistakes:
+            if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(given, self.inputs)):
+                return Checked(False, f"Not yet: {mistake.named}")
+        first = next(i for i, pair in enumerate(zip(given, wanted)) if not alike(*pair))
+        return Checked(
+            False,
+            f"Not yet: for {_shown(*self.inputs[first])} it gives {_shown(given[first])}; "
+            f"right is {_shown(wanted[first])}.",
+        )
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two answers are the same: numbers, lists and tensors of them up to rounding, all else exactly."""
+    try:
+        numbers = [torch.as_tensor(value, dtype=torch.float64) for value in (one, other)]
+    except (TypeError, ValueError, RuntimeError):
+        return type(one) is type(other) and bool(one == other)
+    return numbers[0].shape == numbers[1].shape and torch.allclose(*numbers, rtol=1e-6, atol=1e-9)
+
+
+def _shown(*values: Any) -> str:
+    """Return values as they would be typed, cut where they are long."""
+    words = ", ".join(repr(v.tolist() if isinstance(v, torch.Tensor) else v) for v in values)
+    return words if len(words) <= SHOWN else f"{words[:SHOWN]} …"

@@ -1,0 +1,57 @@
+"""Pages of the book are programs: what stands on them is what their blocks compute."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+executed = runpy.run_path(str(DOCS / "_extensions" / "executed.py"))["executed"]
+
+
+def test_what_a_block_prints_stands_below_it_and_values_stand_in_sentences() -> None:
+    block = "A.\n\n```python\nx = 2 / 3\nprint(x > 0.5)\n```\n\n"
+    page = block + "It is {{ x:.2f }}, or {{ f'{x:.0%}' }}; {{ {'a': 5}['a'] }}.\n"
+    shown = executed(page, "page.md")
+    assert shown.startswith(f"{block}```{{code-block}} text\n:class: printed\n\nTrue\n```\n")
+    assert shown.endswith("\nIt is 0.67, or 67%; 5.\n")
+
+
+def test_a_block_that_prints_nothing_and_blocks_of_other_languages_stay_as_they_are() -> None:
+    page = "```python\nx = 1\n```\n\n```console\n$ echo {{ x }}\n```\n\n```py\nnever()\n```\n"
+    assert executed(page, "page.md") == page
+
+
+def test_a_figure_becomes_a_picture_with_its_words() -> None:
+    page = (
+        "<!--\n```python\nimport torch\nimport glassformer as gf\nfrom glassformer.figures import Panel, draw\n"
+        'drawn = draw([Panel("numbers", gf.Labelled(torch.ones(3), ("key",)))])\n```\n-->\n\n'
+        "![Three numbers]({{ drawn }})\n"
+    )
+    assert re.search(r"!\[Three numbers\]\(data:image/png;base64,[\w+/]+=*\)\n$", executed(page, "page.md"))
+
+
+@pytest.mark.parametrize("wrong", ["```python\nassert 1 > 2\n```\n", "so {{ 1 / 0 }} it is\n"])
+def test_what_is_not_so_fails_and_names_page_and_line(wrong: str) -> None:
+    with pytest.raises((AssertionError, ZeroDivisionError)) as raised:
+        executed(f"First.\n\n{wrong}", "page.md")
+    [note] = raised.value.__notes__
+    assert note in ("in page.md, in what begins at line 3", "in page.md, in what begins at line 4")
+
+
+@pytest.mark.parametrize("name", ["errata", "articles-code"])
+def test_a_page_in_chinese_shows_the_values_of_the_english_one(name: str) -> None:
+    english, chinese = (
+        re.findall(r"\{\{ *(.+?) *\}\}", (DOCS / folder / f"{name}.md").read_text(encoding="utf-8"))
+        for folder in ("book", "zh/book")
+    )
+    # their order is that of the sentences
+    assert len(english) > 5 and sorted(chinese) == sorted(english)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", sorted(DOCS.glob("**/book/**/*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_page_of_the_book_runs(page: Path) -> None:
+    shown = executed(page.read_text(encoding="utf-8"), page.name)
+    assert "{{" not in shown

@@ -1,0 +1,64 @@
+"""What a check says of right answers, of wrong ones with a name, and of all others."""
+
+import pytest
+import torch
+
+from glassformer.book import EXERCISES, Exercise, Mistake, check
+from glassformer.book.exercise import alike
+from glassformer.errors import WrongArgument
+
+MEAN = Exercise(
+    "The mean of a list of numbers.",
+    (([1.0, 2.0, 6.0],), ([4.0, 4.0],)),
+    lambda numbers: sum(numbers) / len(numbers),
+    (Mistake(sum, "this is the sum; divide it by how many there are."),),
+)
+
+
+def test_a_right_answer_is_right_however_it_is_written() -> None:
+    found = MEAN.check(lambda numbers: torch.tensor(numbers).mean())
+    assert found and str(found) == "Right."
+
+
+def test_a_known_mistake_is_named() -> None:
+    found = MEAN.check(lambda numbers: torch.tensor(numbers).sum())
+    assert not found
+    assert str(found) == "Not yet: this is the sum; divide it by how many there are."
+
+
+def test_another_mistake_is_shown_where_it_shows_first() -> None:
+    # right on the second input alone, and so no known mistake
+    assert str(MEAN.check(max)) == "Not yet: for [1.0, 2.0, 6.0] it gives 6.0; right is 3.0."
+
+
+def test_an_answer_that_raises_is_told_what_it_raised() -> None:
+    said = str(MEAN.check(lambda numbers: numbers[5]))
+    assert said == "Not yet: for [1.0, 2.0, 6.0] it raises IndexError: list index out of range"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1, 1.0, True), ([1, 2], torch.tensor([1.0, 2.0]), True), (1.0, 1.0 + 1e-12, True), ([1, 2], [1, 2, 3], False),
+        (1.0, [1.0], False), ("ab", "ab", True), ("ab", "ba", False), ("1", 1, False), (["a"], ["a"], True),
+        ({"a": 1}, {"a": 1}, True), (None, 0, False),
+    ],
+)  # fmt: skip
+def test_answers_are_alike_up_to_rounding_and_not_up_to_shape(one: object, other: object, same: bool) -> None:
+    assert alike(one, other) is same and alike(other, one) is same
+
+
+def test_every_solution_passes_and_each_of_three_mistakes_fails_with_its_own_name() -> None:
+    assert len(EXERCISES) == 12
+    for name, one in EXERCISES.items():
+        assert check(name, one.solution), name
+        assert len(one.mistakes) == 3, name
+        for mistake in one.mistakes:
+            found = check(name, mistake.answer)
+            # the first that fits is named: none may do what another does
+            assert not found and str(found) == f"Not yet: {mistake.named}", name
+
+
+def test_an_exercise_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(WrongArgument, match=r'no exercise "soft_max"\. Nearest: "softmax"'):
+        check("soft_max", max)
