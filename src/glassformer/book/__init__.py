@@ -1,8 +1,8 @@
 """The book: what articles on the transformer explain, as functions that run; its pages are in `docs/book`.
 
-    errata          what articles say and is not so, each with the numbers that decide it
-    articles_code   models of the articles' code, under the arguments of that code
-    check           whether an answer to an exercise of the course is right, and which mistake it makes if not
+errata          what articles say and is not so, each with the numbers that decide it
+articles_code   models of the articles' code, under the arguments of that code
+check           whether an answer to an exercise of the course is right, and which mistake it makes if not
 """
 
 from glassformer.book import articles_code, errata

@@ -1,8 +1,8 @@
 """Models of code that articles go through, under the arguments that the code gives them.
 
-    annotated_transformer   `make_model` of the Annotated Transformer, an encoder-decoder in pre-norm wiring
-    llama                   the `Transformer` of Meta's Llama 3, from its `ModelArgs`
-    differential            `MultiheadDiffAttn` of the authors of the Differential Transformer
+annotated_transformer   `make_model` of the Annotated Transformer, an encoder-decoder in pre-norm wiring
+llama                   the `Transformer` of Meta's Llama 3, from its `ModelArgs`
+differential            `MultiheadDiffAttn` of the authors of the Differential Transformer
 """
 
 from glassformer.attention import Attention, Differential, Merge, Rope, lambda_init_at

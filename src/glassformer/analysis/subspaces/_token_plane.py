@@ -108,8 +108,8 @@ def token_plane(
         of: `embedding`, what each token enters the stream as; `unembedding`, what the stream is compared with where the
             token is predicted; `stream`, what there is at one place.
         site: That place, `blocks.2.resid_pre`; by default what the last block leaves.
-        skip: Positions at the beginning that do not count for the axes, and are placed on them as all else is. What gathers
-            at the first one of many models would take an axis for itself.
+        skip: Positions at the beginning that do not count for the axes, and are placed on them as all else is. What
+            gathers at the first one of many models would take an axis for itself.
         axes: How many, at most: a text has no more than its vectors span.
 
     Raises:
