@@ -138,15 +138,16 @@ def test_queries_are_of_the_classes_that_their_tokens_say() -> None:
 
 def test_passages_are_whole_documents_cut_and_held_out_by_their_text() -> None:
     model, texts = tiny(), notes()
+    assert (tokenizer := model.tokenizer) is not None
     corpus = CutCorpus(model, texts, 24, 10**6, 0.5, 0)
     passages = list(corpus.passages())
     for number, text in enumerate(texts):
         own = [one for one in passages if one.document == number]
         assert len({one.held_out for one in own}) == 1
-        begin = len(model.tokenizer.around()[0])
+        begin = len(tokenizer.around()[0])
         joined = [i for one in own for i in one.ids[begin:]]
         # but for a last passage that is short
-        whole = model.tokenizer.encode(text)
+        whole = tokenizer.encode(text)
         assert joined == whole[: len(joined)] and len(whole) - len(joined) < 12
     moved = CutCorpus(model, texts[::-1], 24, 10**6, 0.5, 0).passages()
     assert {one.ids for one in moved if one.held_out} == {one.ids for one in passages if one.held_out}
