@@ -30,9 +30,10 @@ from glassformer.labelled import Labelled
 from glassformer.models import Sampling, generate, stream
 from glassformer.render.page import attention_page
 from glassformer.serve import Limits
+from glassformer.serve.answers import Answer
 from glassformer.serve.api import PatternView, from_query
 from glassformer.serve.frames import ENCODINGS
-from glassformer.serve.questions import QUESTIONS, Answer
+from glassformer.serve.questions import QUESTIONS
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
 from glassformer.testing.models import subject

@@ -29,8 +29,9 @@ from glassformer.files import json_text
 from glassformer.models.reading import Side
 from glassformer.render.page import explorer_files
 from glassformer.serve import api
+from glassformer.serve.answers import Answer
 from glassformer.serve.guards import Guarded
-from glassformer.serve.questions import QUESTIONS, Answer, Question, exported, of_both
+from glassformer.serve.questions import QUESTIONS, Question, exported, of_both
 from glassformer.serve.runs import NotFound, ServedModel, ServedRun, Store, TooLarge, token_cards
 from glassformer.serve.schema import schema
 from glassformer.serve.streams import aimed, donated, swept, written

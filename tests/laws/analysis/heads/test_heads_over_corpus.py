@@ -138,7 +138,8 @@ def test_queries_are_of_the_classes_that_their_tokens_say() -> None:
 
 def test_passages_are_whole_documents_cut_and_held_out_by_their_text() -> None:
     model, texts = tiny(), notes()
-    assert (tokenizer := model.tokenizer) is not None
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
     corpus = CutCorpus(model, texts, 24, 10**6, 0.5, 0)
     passages = list(corpus.passages())
     for number, text in enumerate(texts):
