@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -106,6 +107,8 @@ def always(app: Sphinx, environment: BuildEnvironment, added: set[str], changed:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    # readers are forked, and threads of the process they come from would be waited for without end
+    torch.set_num_threads(1)
     app.connect("source-read", read)
     app.connect("env-get-outdated", always)
     return {"parallel_read_safe": True}

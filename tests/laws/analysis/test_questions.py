@@ -46,6 +46,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "score_paths": {"head": "L1H0"},
     "composed_pattern": {"first": "L0H0", "second": "L1H0"},
     "neuron_shares": {"layer": 0},
+    "query_key_plane": {"head": "L1H0"},
     "write_projections": {"directions": torch.ones(16, dtype=torch.float64)},
     "write_sources": {"label": "L1H0"},
 }
