@@ -28,6 +28,9 @@ from glassformer.numerics import decompositions
 
 PlaneOf = Literal["embedding", "unembedding", "stream"]
 
+# of the size of vectors, what float32 may leave of a difference that is none
+ROUNDING = 1e-6
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenPlane(Result):
@@ -122,13 +125,13 @@ def token_plane(
     vectors = _of_unembedding(run) if not where else _read(run, where)
     counted = vectors[skip:]
     # of vectors that are alike rounding is left, which has axes too
-    if float((counted - vectors[-1]).norm()) <= 1e-6 * float(counted.norm()):
+    if float((counted - vectors[-1]).norm()) <= ROUNDING * float(counted.norm()):
         raise AnalysisUnavailable(
             f"token_plane: the vectors that count ({len(counted)}) do not differ, so nothing spans a plane.\n"
             "    Give a text of several tokens; of the stream, at a place where positions tell them apart."
         )
     centre, found, explained = decompositions.principal_axes(counted, axes)
-    some = explained > torch.finfo(explained.dtype).eps ** 2
+    some = explained > ROUNDING**2
     found, explained = found[some], explained[some]
     tokens = run.source_tokens if where and run.model.sites()[where].stack == "encoder" else run.tokens
     labels = position_labels(tokens) if len(tokens) == len(vectors) else []
