@@ -27,7 +27,7 @@ PRINTED_VOCABULARY, PRINTED_PARAMETERS, GPT3_WIDTH = 50_527, 617_558_016, 12_288
 PRINTED_WEIGHTS = (0.2, 0.1, 0.5, 0.3)
 PADDED, PAD, WORDS = (0, 2, 4, 8, 1, 2, 2), 2, 5
 
-Numbers = dict[str, float]
+Numbers = dict[str, int | float]
 
 
 def pieces_of_x() -> Numbers:

@@ -17,6 +17,7 @@ from torch import Tensor
 from glassformer.analysis.heads._passages import Passage
 from glassformer.analysis.heads._targets import FROM, Looks
 from glassformer.analysis.heads.roles import Head, rows_of
+from glassformer.models.evaluation import require_computed
 from glassformer.numerics.precision import wide
 
 PERCENTS = 101  # 0 to 100
@@ -84,7 +85,8 @@ class BatchMeter:
         sums[:, : found.shape[1]].index_add_(0, self.part, found.cpu().double())
 
     def add(self, path: str, pattern: Float[Tensor, "batch *value_stream head query key"]) -> Tensor:
-        """Add the pattern of a layer; nothing of it is kept."""
+        """Add the pattern of a layer; nothing of it is kept. Raises `AnalysisUnavailable` where it is NaN."""
+        require_computed(pattern, "pattern")
         own = [i for i, head in enumerate(self.tally.heads) if head.path == path]
         pattern = wide(rows_of(pattern))
         assert pattern.shape[1] == len(own), "a layer has a pattern of each of its heads, or of none"
