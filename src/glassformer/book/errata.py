@@ -232,15 +232,15 @@ def memory_of_short_circuits() -> Numbers:
     """
     model = _model("gpt-4l")
     ids = torch.tensor([model.tokenizer.encode(FLUFFY)])
-    kept: Numbers = {}
+    found: Numbers = {}
     for name, edits in (("whole", []), ("short-circuited", short_circuit_edits(model, [2, 3]))):
         with torch.no_grad():
             _, state = model(ids, state=model.begin(1), tape=gf.Tape(model, edit=edits))
-        kept[f"bytes, {name}"] = sum(map(bytes_of, model.parameters())) + bytes_of(state)
-    found = shipped("memorisation")
-    assert found is not None, "its report ships"
-    claims = {one["name"]: one["mean"] for one in found["claims"]}
-    return kept | {"recited without the last two": claims["tokens-needs-last-two"]}
+        found[f"bytes, {name}"] = sum(map(bytes_of, model.parameters())) + bytes_of(state)
+    record = shipped("memorisation")
+    assert record is not None, "its report ships"
+    claims = {one["name"]: one["mean"] for one in record["claims"]}
+    return found | {"recited without the last two": claims["tokens-needs-last-two"]}
 
 
 def entropy(weights: Float[Tensor, "*row key"]) -> Float[Tensor, "*row"]:

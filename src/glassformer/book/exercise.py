@@ -67,22 +67,22 @@ class Exercise:
         Args:
             answer: A function of the task's arguments.
         """
-        given = []
+        answers = []
         for arguments in self.inputs:
             try:
-                given.append(answer(*arguments))
+                answers.append(answer(*arguments))
             except Exception as error:
                 return Checked(False, f"Not yet: for {_shown(*arguments)} it raises {type(error).__name__}: {error}")
         wanted = [self.solution(*arguments) for arguments in self.inputs]
-        if all(map(alike, given, wanted)):
+        if all(map(alike, answers, wanted)):
             return Checked(True, "Right.")
         for mistake in self.mistakes:
-            if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(given, self.inputs)):
+            if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(answers, self.inputs)):
                 return Checked(False, f"Not yet: {mistake.named}")
-        first = next(i for i, pair in enumerate(zip(given, wanted)) if not alike(*pair))
+        first = next(i for i, pair in enumerate(zip(answers, wanted)) if not alike(*pair))
         return Checked(
             False,
-            f"Not yet: for {_shown(*self.inputs[first])} it gives {_shown(given[first])}; "
+            f"Not yet: for {_shown(*self.inputs[first])} it gives {_shown(answers[first])}; "
             f"right is {_shown(wanted[first])}.",
         )
 

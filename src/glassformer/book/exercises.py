@@ -30,13 +30,13 @@ def _earlier(tokens: Sequence[int]) -> list[int]:
 
 def _likeliest(probabilities: Sequence[float], p: float, *, reached: bool = True, least: bool = False) -> list[int]:
     """Tokens from the likeliest on (or the least likely), until their sum has reached p, or just before it would."""
-    kept, total = [], 0.0
+    chosen, total = [], 0.0
     for token in sorted(range(len(probabilities)), key=lambda t: probabilities[t], reverse=not least):
         if total >= p or (not reached and total + probabilities[token] >= p):
             break
-        kept.append(token)
+        chosen.append(token)
         total += probabilities[token]
-    return sorted(kept)
+    return sorted(chosen)
 
 
 IDS = Exercise(

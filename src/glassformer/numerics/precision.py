@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
+# of the size of vectors that a pass made: what float32 may leave of a difference that is none
+ROUNDING = 1e-6
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 

@@ -32,6 +32,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.numerics import decompositions
+from glassformer.numerics.precision import ROUNDING
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,7 +187,7 @@ def _axes(
     rest = keys - part[:, None] * along
     _, sizes, others = decompositions.svd(rest)
     whole = keys.square().sum().clamp_min(torch.finfo(keys.dtype).tiny)
-    some = sizes.square() > whole * torch.finfo(keys.dtype).eps ** 2
+    some = sizes.square() > whole * ROUNDING**2
     others, sizes = others[some][: most - 1], sizes[some][: most - 1]
     # the last key lies on the positive side, as an axis has no sign of its own
     others = others * torch.where(others @ rest[-1] < 0, -1.0, 1.0)[:, None]

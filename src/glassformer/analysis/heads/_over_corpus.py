@@ -269,14 +269,14 @@ def _read(
 
 def _add(model: Model, tally: Tally, batch: list[Passage], vocabulary: TokenKinds | None) -> None:
     """Read a batch of passages, and add what heads look at in it."""
-    given = model.read([list(one.ids) for one in batch])
-    ids = given.require_ids("heads_over_corpus")
+    inputs = model.read([list(one.ids) for one in batch])
+    ids = inputs.require_ids("heads_over_corpus")
     lengths = torch.tensor([len(one.ids) for one in batch], device=place_of(model))
     meter = BatchMeter(tally, batch, looks_of(ids, lengths, vocabulary, model.reads_ahead()))
     paths = dict.fromkeys(head.path for head in tally.heads)
     read = [Read(f"{path}.pattern", reduce=functools.partial(meter.add, path)) for path in paths]
     # nothing looks at the logits, which would be most of what is held
-    model(*given.args, **given.kwargs, tape=Tape(model, read, logits=False))
+    model(*inputs.args, **inputs.kwargs, tape=Tape(model, read, logits=False))
 
 
 def _result(model: Model, tally: Tally, corpus: CutCorpus, extent: CorpusExtent, allowed: float) -> HeadsOverCorpus:

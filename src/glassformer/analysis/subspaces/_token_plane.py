@@ -25,11 +25,9 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, 
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
 from glassformer.numerics import decompositions
+from glassformer.numerics.precision import ROUNDING
 
 PlaneOf = Literal["embedding", "unembedding", "stream"]
-
-# of the size of vectors, what float32 may leave of a difference that is none
-ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
