@@ -111,6 +111,8 @@ def _execute_notebook(program: Path) -> None:
 
 
 if __name__ == "__main__":
+    # two pages at once have a core each; threads beyond that wait for each other, and waiting is CPU time too
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch  # noqa: F401
 
     wanted = sources()
