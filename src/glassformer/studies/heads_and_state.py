@@ -110,7 +110,7 @@ STUDY = Study(
     grid={"width": WIDTHS, "keys": (MHA, GQA, MQA, ONE), "d_head": (NARROW, MIDDLE, BROAD, WIDEST)},
     scales={
         "smoke": Scale(1, {"steps": 2}, {"width": (WIDEST,), "keys": (MHA, MQA), "d_head": (NARROW,)}),
-        "small": Scale(3, {"steps": 800}),
+        "small": Scale(3, {"steps": 500}),
     },
     measures={
         "loss": Measure("Held-out loss on the same rows", "nats"),
@@ -138,7 +138,7 @@ STUDY = Study(
               loss(MQA, NARROW) - loss(MHA, NARROW, WIDEST // 2), below(0), (LEARNED,)),
     ),
     differs=(
-        "Two layers on Python, for 800 steps of 1,024 tokens; the papers translate or train language models to the "
+        "Two layers on Python, for 500 steps of 1,024 tokens; the papers translate or train language models to the "
         "end. What is found is of early training.",
         "One learning rate for all widths and heads, chosen for none; a wide model may want a smaller one.",
         "Parameters are equal at each width by the neurons of MLPs, as in Shazeer's table; of three widths they are "
