@@ -1,4 +1,5 @@
-"""The explorer, as a person waits for it: first paint, a key until its head is seen, an ablation until its logits.
+"""The explorer, as a person waits for it: first paint, a key until its head is seen, an ablation until its logits, and
+how long a frame takes while points are turned by a drag.
 
     python benchmarks/explorer.py --json benchmarks/results/NAME.json
     python benchmarks/explorer.py --models random --tokens 512 --rounds 5
@@ -40,6 +41,7 @@ REAL = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
 NAMES = {"random": "GPT-2 small's shape", **REAL}
 TEXT = "The old clock in the hall struck nine, and nobody in the house looked up from what they were reading. "
 MIB = 2**20
+FRAMES = 60  # of a drag
 
 # what waits for a key: from the key's own time until a frame has passed behind what it should lead to
 WATCH = """(condition) => {
@@ -67,6 +69,24 @@ BARE = """async (address) => {
     const started = performance.now();
     const content = await (await fetch(address, { cache: "no-store" })).arrayBuffer();
     return [performance.now() - started, content.byteLength];
+}"""
+# a drag that goes on from frame to frame; without a canvas frames that show nothing new
+DRAG = """async ([selector, frames]) => {
+    const canvas = selector && document.querySelector(selector);
+    const frame = () => new Promise(requestAnimationFrame);
+    const drag = (kind, x) => canvas?.dispatchEvent(
+        new PointerEvent(kind, { pointerId: 1, clientX: 300 + x, clientY: 300 + x / 2, bubbles: true }));
+    if (canvas) canvas.setPointerCapture = () => {};
+    drag("pointerdown", 0);
+    await frame();
+    const times = [performance.now()];
+    for (let i = 1; i <= frames; i++) {
+        drag("pointermove", 6 * i);
+        await frame();
+        times.push(performance.now());
+    }
+    drag("pointerup", 6 * frames);
+    return times.slice(1).map((time, i) => time - times[i]);
 }"""
 
 
@@ -328,6 +348,30 @@ def ablations(explored: Explored, ids: torch.Tensor, tokens: int, rounds: int) -
     yield figure
 
 
+def turning(explored: Explored, tokens: int, rounds: int) -> Iterator[Figure]:
+    """A drag that turns the points of all tokens: a frame at a time, beside frames in which nothing is drawn."""
+    figure = Figure("frame while points are turned", explored.name, tokens, aim=1000 / 30)
+    page = explored.page
+    page.locator("#view").focus()
+    page.keyboard.press("3")
+    page.get_by_role("button", name="Geometry", exact=True).click()
+    page.locator(".cloud canvas").wait_for(timeout=300_000)
+    explored.settled()
+    for _ in range(rounds):
+        before = explored.main_thread()
+        taken = page.evaluate(DRAG, [".cloud canvas", FRAMES])
+        figure.add(
+            wall=sum(taken) / FRAMES,
+            longest=max(taken),
+            page_cpu=(explored.main_thread() - before) / FRAMES,
+            baseline=sum(page.evaluate(DRAG, [None, FRAMES])) / FRAMES,
+        )
+    degrees = page.locator(".cloud input[type=range]").first.input_value()
+    if float(degrees) == 0:
+        raise RuntimeError("the points were not turned: nothing was measured")
+    yield figure
+
+
 def random_model(length: int) -> Any:
     shape = Shape(12, 12, 768, 50257, context=length)
     return glassformer_model(shape, draw(shape))
@@ -379,6 +423,7 @@ def measured(browser: Any, name: str, model: Any, tokens: int, rounds: int) -> I
                 first.add(**{part: asked[-1][2] - asked[-1][0]})
         yield first
         yield from heads(explored, tokens, rounds)
+        yield from turning(explored, tokens, rounds)
         yield from ablations(explored, ids, tokens, max(2, rounds // 2))
         explored.context.close()
 

@@ -101,6 +101,8 @@ def decoder(case: Case, seed: int) -> Decoder:
 
 def trained(case: Case, model: Decoder, task: QuestionConfig) -> Any:
     kind: str = case["expert"]
+    trainings = [*TASKS.values(), *([QUESTION] if kind == SVF else [])]
+    before = trainings.index(task)
     return train_expert(
         model,
         ExpertConfig(
@@ -108,7 +110,7 @@ def trained(case: Case, model: Decoder, task: QuestionConfig) -> Any:
             steps=case["expert_steps"], batch_size=case["batch"], evaluate_every=max(case["expert_steps"] // 10, 1),
             evaluate_prompts=case["chosen_by"], seed=case.seed,
         ),
-        report=lambda step: case.report(step.step, step.steps),
+        report=lambda step: case.report(before * step.steps + step.step, len(trainings) * step.steps),
     )  # fmt: skip
 
 
