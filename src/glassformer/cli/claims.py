@@ -66,7 +66,7 @@ def _counts(found: "Atlas") -> Table:
     return table
 
 
-def _show_mechanism(console: Console, mechanism: str, cells: Sequence["Cell"]) -> None:
+def _show_mechanism(console: Console, mechanism: str, cells: "Sequence[Cell]") -> None:
     """Show the claims of a mechanism, and which analyses of those asked about are refused or have no claim."""
     table = Table(*spoken_each("claim", "found", "verdict", "study"), title=mechanism or spoken("of no mechanism"))
     table.columns[-1].overflow = "fold"
