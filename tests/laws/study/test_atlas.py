@@ -1,6 +1,7 @@
 """The atlas holds every claim of every report where it belongs, and says of the rest whether anything can be asked."""
 
 import csv
+import functools
 import io
 import json
 import re
@@ -16,7 +17,11 @@ from glassformer.study import Case, Claim, Measure, Scale, Study, above, find, k
 from glassformer.study.atlas import NONE, atlas, tally
 
 KINDS = {kind for kind, config in MixerConfig.registry.items() if config.__module__.startswith("glassformer.")}
-REPORTS = {name: report for name in names() if (report := shipped(name)) is not None}
+
+
+@functools.cache
+def reports():
+    return {name: report for name in names() if (report := shipped(name)) is not None}
 
 
 def study(**more) -> Study:
@@ -30,7 +35,7 @@ def study(**more) -> Study:
 def test_every_claim_of_every_report_is_there_once_for_each_mechanism_it_is_about():
     expected = Counter(
         (name, told["name"], told["verdict"], mechanism)
-        for name, report in REPORTS.items()
+        for name, report in reports().items()
         for told in report["claims"]
         for mechanism in find(name).about(next(one for one in find(name).claims if one.name == told["name"])) or (NONE,)
     )
@@ -38,12 +43,14 @@ def test_every_claim_of_every_report_is_there_once_for_each_mechanism_it_is_abou
     assert Counter((one.study, one.name, one.verdict, one.mechanism) for one in found.claims) == expected
     assert set(expected.values()) == {1}
     # none is lost between studies and reports
-    assert {key[:2] for key in expected} == {(name, one["name"]) for name in REPORTS for one in REPORTS[name]["claims"]}
-    assert set(found.unreported) == set(names()) - set(REPORTS)
+    assert {key[:2] for key in expected} == {
+        (name, one["name"]) for name in reports() for one in reports()[name]["claims"]
+    }
+    assert set(found.unreported) == set(names()) - set(reports())
 
 
 def test_numbers_and_verdicts_are_those_of_the_reports():
-    told = {(name, one["name"]): one for name, report in REPORTS.items() for one in report["claims"]}
+    told = {(name, one["name"]): one for name, report in reports().items() for one in report["claims"]}
     for one in atlas().claims:
         claim = told[one.study, one.name]
         assert (one.claim, one.quantity, one.expected) == (claim["text"], claim["quantity"], claim["expected"])
