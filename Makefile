@@ -88,11 +88,13 @@ docs: $(DEV)
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py
 	$(BIN)/python docs/make_catalogue.py
+	$(BIN)/python docs/make_mechanisms.py
 
 # asks every analysis of every kind of model
 applies: $(DEV)
 	$(BIN)/python -W ignore -m glassformer.testing.applies
 	$(BIN)/python docs/make_catalogue.py
+	$(BIN)/python docs/make_mechanisms.py
 
 families: $(DEV)
 	$(BIN)/python docs/make_families.py
@@ -100,7 +102,7 @@ families: $(DEV)
 # trains a small model of every mechanism, and draws what one of its heads looks at
 patterns: $(DEV)
 	$(BIN)/python docs/make_patterns.py
-	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/make_mechanisms.py
 
 # computes and draws what pages on theory show
 theory: $(DEV)

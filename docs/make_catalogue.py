@@ -2,6 +2,7 @@
 
 docs/which-analysis.md      every analysis by its question, from the cards
 docs/what-applies.md        which analysis answers of which kind of model, from the table that `make applies` makes
+docs/atlas.md               what studies found, by mechanism and analysis, from their reports and that table
 docs/architecture/tree.md   the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
 """
 
@@ -17,6 +18,8 @@ from glassformer.analysis import ROOMS
 from glassformer.analysis.cards import Card, cards
 from glassformer.applicability import Outcome, Row, Table, applied
 from glassformer.applicability.table import STATUSES
+from glassformer.study.atlas import NONE, Atlas, Cell, Entry, atlas, tally
+from glassformer.study.claims import VERDICTS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "glassformer"
@@ -90,6 +93,42 @@ from glassformer.testing.applies import built, outcomes
 outcomes(built(mixer=Mine()))["rollout"]
 ```
 """
+ATLAS = """\
+# Atlas of claims
+
+Look up what is known here of a mechanism: what was claimed of it, how that ended, with numbers and intervals, by which
+analysis, and what cannot be asked of it at all. All of it is made of the reports of [studies](claims.md) and the table
+of [what applies to what](what-applies.md); nothing is written by hand.
+
+| sign | a claim | means |
+|---|---|---|
+| ✓ | holds | the 95 % interval over seeds lies in the range that was expected beforehand |
+| ✗ | fails | it lies outside |
+| ? | undecided | it reaches across an end, or there are too few seeds |
+| ∅ | not testable here | something that has to be true first is not: the reference has not learned the task, say |
+
+| sign | a mechanism and an analysis | means |
+|---|---|---|
+| – | not testable here | the analysis is refused for this mechanism; [why](what-applies.md) |
+| · | open | it answers, and no study claims anything by it |
+
+A claim stands once under each mechanism that it is about: one that compares two stands under both. *Measured by* names
+the analysis that its numbers are taken from; a study measures losses, accuracies and costs itself. Models are small and
+trained for minutes: what fails here is not refuted where it was made. [How a claim is
+decided](how-to/check-a-claim.md) stands on a page of its own.
+
+To cite a line, give study and claim, the version of the package, and the digest of the report: `glassformer study
+report NAME --json` ends with its SHA-256. The same as data:
+
+```console
+$ glassformer study atlas differential           # its claims, and what is refused
+$ glassformer study atlas differential patch     # one cell
+$ glassformer study atlas --csv atlas.csv        # a row for each claim and mechanism, and for each empty cell
+$ glassformer study atlas --json
+```
+"""
+VERDICT_SIGNS = {"holds": "✓", "fails": "✗", "undecided": "?", "not testable here": "∅", "not defined": "n/a"}
+EMPTY_SIGNS = {"not testable here": "–", "open": "·"}
 SIGNS = {"exact": "●", "per run": "◐", "refused": "–"}
 COMPARED = "✓"
 BASE, BESIDE = "softmax", ("softmax(cap=0.5)", "softmax(sinks=True)")
@@ -104,7 +143,12 @@ def pages() -> dict[Path, str]:
     if not place.search(text):
         raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture/tree.md")
     drawn = place.sub(lambda match: f"{match[1]}\n```\n{tree()}\n```\n\n{match[2]}", text)
-    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), page: drawn}
+    return {
+        docs / "which-analysis.md": which_analysis(),
+        docs / "what-applies.md": what_applies(),
+        docs / "atlas.md": atlas_of_claims(),
+        page: drawn,
+    }
 
 
 def which_analysis() -> str:
@@ -137,6 +181,69 @@ def what_applies() -> str:
         ]
         sections.append("\n\n".join([*parts, *(_reasons(row, base, alone=not shared) for row in rows)]) + "\n")
     return "\n".join(sections)
+
+
+def atlas_of_claims() -> str:
+    """Return the page of claims: counts of each mechanism, mechanisms and analyses side by side, and every claim."""
+    found = atlas()
+    unreported = ", ".join(f"`{name}`" for name in found.unreported)
+    sections = [
+        ATLAS,
+        f"## Mechanisms\n\n{_mechanisms(found)}\n",
+        f"## Analyses and mechanisms\n\n{_by_analysis(found)}\n",
+        f"Studies of which no report ships yet: {unreported}.\n",
+    ]
+    for mechanism, cells in found.mechanisms.items():
+        claims = [entry for cell in cells for entry in cell.claims]
+        rows = [("claim", "verdict", "found", "expected", "measured by", "study"), ("---",) * 6, *map(_claim, claims)]
+        refused = [f"`{cell.analysis}`" for cell in cells if cell.state == "not testable here"]
+        sections += [
+            f"## {mechanism or 'Claims about no mechanism'}\n",
+            f"{_table(rows)}\n" if claims else "No report that ships claims anything of it.\n",
+            *([f"Not testable here, as the analysis is refused: {', '.join(refused)}.\n"] if refused else []),
+        ]
+    return "\n".join(sections)
+
+
+def _mechanisms(found: Atlas) -> str:
+    """Return one row per mechanism, and their sums: claims by verdict, analyses by what can be asked of them."""
+    rows: list[Sequence[str]] = [
+        ("mechanism", *VERDICTS, "all claims", "analyses that answer", "refused"),
+        ("---",) * 9,
+    ]
+    for mechanism, cells in found.mechanisms.items():
+        claims, asked = [entry for cell in cells for entry in cell.claims], [cell for cell in cells if cell.outcome]
+        refused = sum(cell.state == "not testable here" for cell in asked)
+        link = f"[`{mechanism}`](mechanisms/{mechanism}.md)" if mechanism else "of no mechanism"
+        rows.append((link, *_counts(claims), *map(str, (len(claims), len(asked) - refused, refused))))
+    return _table([*rows, ("together", *_counts(found.claims), str(len(found.claims)), "", "")])
+
+
+def _counts(claims: Sequence[Entry]) -> list[str]:
+    return [str(n or "") for n in tally(claims).values()]
+
+
+def _by_analysis(found: Atlas) -> str:
+    """Return one row per analysis and one column per mechanism: signs of verdicts, or of what can be asked."""
+    cells = {(cell.mechanism, cell.analysis): cell for cell in found.cells}
+    kinds = [kind for kind in found.mechanisms if kind != NONE]
+    lines: list[Sequence[str]] = [("analysis", *(f"`{kind}`" for kind in kinds)), ("---",) * (len(kinds) + 1)]
+    for name in (NONE, *(one.name for one in applied().analyses)):
+        said = f"`{name}`" if name else "measured by the study itself"
+        lines.append((said, *(_signs(cells.get((kind, name))) for kind in kinds)))
+    return _table(lines)
+
+
+def _signs(cell: Cell | None) -> str:
+    if cell is None or not cell.claims:
+        return EMPTY_SIGNS.get(cell.state, "") if cell else ""
+    return " ".join(f"{n}{VERDICT_SIGNS[verdict]}" for verdict, n in tally(cell.claims).items() if n)
+
+
+def _claim(entry: Entry) -> Sequence[str]:
+    said = entry.claim.replace("<", "\\<").replace("*", "\\*")
+    by = f"`{entry.analysis}`" if entry.analysis else ""
+    return said, entry.verdict, entry.found, entry.expected, by, f"[{entry.study}]({entry.link.removeprefix('docs/')})"
 
 
 def _side_by_side(table: Table) -> str:

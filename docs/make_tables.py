@@ -6,7 +6,6 @@ figures from `benchmarks/results`, mechanisms from the registry and the docstrin
 schema.
 """
 
-import dataclasses
 import inspect
 import json
 import re
@@ -176,12 +175,6 @@ def groups() -> dict[str, dict[str, Any]]:
         if study and name not in find(study).mechanisms:
             raise SystemExit(f'{GROUPS.name}: the study "{study}" has no case of "{name}"')
     return found
-
-
-def _checked(kind: str, page: str) -> str:
-    """Return the studies that use a mechanism, and how their claims ended."""
-    found = {name: tallied(shipped(name)) for name in names_of_studies() if kind in find(name).mechanisms}
-    return "; ".join(f"[{name}]({page}#{name}): {told}" for name, told in found.items() if told)
 
 
 def claims() -> str:
@@ -601,79 +594,6 @@ def assumptions() -> str:
     return _table(rows)
 
 
-def pages() -> dict[Path, str]:
-    """Return the page of every mechanism, made of its module's docstring, its settings and what was drawn of it."""
-    drawn = json.loads((PATTERNS / "patterns.json").read_text(encoding="utf-8"))
-    return {ROOT / "docs" / "mechanisms" / f"{kind}.md": page(kind, config, drawn) for kind, config in _registered()}
-
-
-def page(kind: str, config: type, drawn: dict[str, dict[str, Any]]) -> str:
-    """Return the page of one mechanism."""
-    about = (inspect.getdoc(sys.modules[config.__module__]) or "").split("\n\n")
-    summary, rest = about[0], about[1:]
-    shown = [_paragraph(part) for part in rest]
-    # the picture stands behind the equation
-    place = 1 + next((i for i, part in enumerate(rest) if part.startswith("    ")), -1)
-    shown.insert(place, _picture(kind, drawn))
-    told = dict(re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |^\S|\Z)", inspect.getdoc(config) or "", re.M | re.S))
-    settings = ["## Settings", "It has none."]
-    if fields := dataclasses.fields(config):  # type: ignore[arg-type]
-        settings[1] = "\n".join(_setting(field, " ".join(told.get(field.name, "").split())) for field in fields)
-    links = [
-        f"In the reference: [`{config.__name__}`](../api/generated/{config.__module__}.rst). "
-        "Which analyses answer for it: [what applies to what](../what-applies.md)."
-    ]
-    if checked := _checked(kind, "../claims.md"):
-        links.append(f"Claims checked: {checked}.")
-    return "\n\n".join([f"# `{kind}`", summary, *shown, *settings, *links]) + "\n"
-
-
-def _paragraph(part: str) -> str:
-    """Return a paragraph of a docstring as a page has it: equations as code, each named line by itself."""
-    if part.startswith("    "):
-        return "```text\n" + inspect.cleandoc(part) + "\n```"
-    text = " ".join(part.split())
-    names = "Pattern|State|Cost|Source|Forms|Differs from [^:.,]{1,40}"
-    # what stands in a docstring may look like markup
-    escaped = re.sub(r"([*<>])", r"\\\1", text)
-    return re.sub(rf"(^|(?<=[.)]) )({names}): ", r"\n\n**\2**: ", escaped).strip()
-
-
-def _picture(kind: str, drawn: dict[str, dict[str, Any]]) -> str:
-    """Return the picture of a mechanism and what it is of; nothing of one that was not drawn yet."""
-    if kind not in drawn:
-        return "No pattern of it was drawn yet: `python docs/make_patterns.py " + kind + "`."
-    facts, softmax = drawn[kind], drawn["softmax"]["loss"]
-    trained = (
-        f"two blocks of width 64 as the mechanism's paper builds them, {facts['parameters']:,} parameters, "
-        f"{facts['steps']} steps on the standard library: {facts['loss']:.2f} nats per token on held-out files"
-    )
-    beside = "" if kind == "softmax" else f", where the same model with softmax attention has {softmax:.2f}"
-    if "masked" in facts:
-        # of another task: no loss of a decoder stands beside it
-        beside = ", as an encoder that is asked for one token in seven"
-    if "head" not in facts:
-        return f"It has no pattern to draw. A model of it, {trained}{beside}."
-    return (
-        f"![What {facts['head']} of a small model looks at](../images/mechanisms/{kind}.png)\n\n"
-        f"*{facts['head']} on a line of text. It is the head with most weight, {100 * facts['share']:.0f} % of sizes, "
-        f"neither on the first token nor on the query's own. The model: {trained}{beside}.*"
-    )
-
-
-def _setting(field: Any, meaning: str) -> str:
-    """Return one setting as a line of a list: name, default, meaning."""
-    default = _default(field)
-    shown = default if default == "needed" else f"`{default}` by default"
-    return f"- `{field.name}`, {shown}: " + re.sub(r"([*<>])", r"\\\1", meaning)
-
-
-def _default(field: Any) -> str:
-    if field.default is not dataclasses.MISSING:
-        return repr(field.default)
-    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "needed"
-
-
 def _registered() -> list[tuple[str, type]]:
     """Return the mechanisms that ship with the package, by kind."""
     found = sorted(MixerConfig.registry.items())
@@ -710,6 +630,3 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for path, found in tables().items():
         path.write_text(fill(path.read_text(encoding="utf-8"), found), encoding="utf-8")
-    (ROOT / "docs" / "mechanisms").mkdir(exist_ok=True)
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = DOCS / "errors"
 NEWCOMERS = DOCS / "coming-from.md"
+MECHANISMS, MECHANISMS_ZH = DOCS / "mechanisms", DOCS / "zh" / "mechanisms"
 PUBLIC = [
     name
     for name, error in inspect.getmembers(errors, inspect.isclass)
@@ -73,14 +74,49 @@ def test_the_generated_tables_are_what_the_script_makes() -> None:
     for path, found in tables.tables().items():
         page = path.read_text(encoding="utf-8")
         assert tables.fill(page, found) == page, f"{path.name} is out of date: run `make tables`"
-    for path, text in tables.pages().items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make tables`"
-    assert {path.name for path in tables.pages()} == {path.name for path in (ROOT / "docs" / "mechanisms").glob("*.md")}
 
 
-def test_the_page_of_analyses_and_the_tree_are_what_the_script_makes() -> None:
-    for path, text in program("make_catalogue").pages().items():
+@pytest.mark.parametrize("script", ["make_catalogue", "make_mechanisms"])
+def test_pages_that_are_generated_whole_are_what_the_script_makes(script: str) -> None:
+    for path, text in program(script).pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make tables`"
+
+
+def test_a_mechanism_has_the_same_headings_equations_pictures_and_links_on_its_pages_of_both_languages() -> None:
+    making = program("make_mechanisms")
+    kinds = set(making.registered())
+    assert (
+        kinds == {page.stem for page in MECHANISMS.glob("*.md")} == {page.stem for page in MECHANISMS_ZH.glob("*.md")}
+    )
+    words = making.WORDS
+    headings = {words["en"][name]: words["zh"][name] for name in ("idea", "found", "asked", "settings")}
+    assert len(headings) == len(set(headings.values())) == 4
+    for kind in kinds:
+        pages = [folder / f"{kind}.md" for folder in (MECHANISMS, MECHANISMS_ZH)]
+        english, chinese = (page.read_text(encoding="utf-8") for page in pages)
+        told = [re.findall(r"^#+ .+$", FENCED.sub("", text), re.MULTILINE) for text in (english, chinese)]
+        assert told[0] == [f"# `{kind}`", *(f"## {name}" for name in headings)]
+        assert told[1] == [f"# `{kind}`", *(f"## {name}" for name in headings.values())]
+        assert FENCED.findall(english) == FENCED.findall(chinese) != []
+        assert "**State**: " in english and "**Cost**: " in english
+        assert "**状态**：" in chinese and "**代价**：" in chinese
+        found = [
+            [
+                (page.parent / link).resolve()
+                for link in LINK.findall(FENCED.sub("", text))
+                if "api/generated" not in link
+            ]
+            for page, text in zip(pages, (english, chinese), strict=True)
+        ]
+        assert found[0].pop() == pages[1] and found[1].pop() == pages[0]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("language", "end"), [("en", r"[.?](?= |$)"), ("zh", "[。？]")])
+def test_an_idea_is_two_to_four_sentences(language: str, end: str) -> None:
+    said = json.loads((DOCS / "mechanism_ideas.json").read_text(encoding="utf-8"))
+    sentences = {kind: len(re.findall(end, one[language])) for kind, one in said.items()}
+    assert {kind: n for kind, n in sentences.items() if not 2 <= n <= 4} == {}
 
 
 def test_every_study_that_ships_has_a_page_that_the_page_of_claims_links_to(tmp_path: Path) -> None:
@@ -181,7 +217,7 @@ def test_every_page_is_in_a_table_of_contents() -> None:
         if entry and not entry.startswith((":", "*"))
     }
     # errors and mechanisms are listed by a pattern
-    apart = {PAGES, DOCS / "mechanisms"}
+    apart = {PAGES, MECHANISMS, MECHANISMS_ZH}
     pages = {page.with_suffix("") for page in TEXTS if DOCS in page.parents and page.parent not in apart}
     assert pages - {DOCS / "index"} == {page for page in listed if page.parent not in apart}
 

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
+from glassformer.cli.claims import show_atlas
 from glassformer.cli.console import Console
 from glassformer.cli.progress import progress
 from glassformer.errors import AnalysisUnavailable
 from glassformer.files import check_writable
 from glassformer.words import spoken, spoken_each
 
-Action = Literal["list", "run", "keep", "report", "verify"]
+Action = Literal["list", "run", "keep", "report", "verify", "atlas"]
 SCALES = Literal["smoke", "small", "full"]
 
 
@@ -26,6 +27,7 @@ def study(
     anew: bool = False,
     replay: bool = False,
     html: Path | None = None,
+    csv: Path | None = None,
     json: bool = False,
 ) -> None:
     """Check what papers claim, in miniature: list the studies, run some, keep what is done, show what was found.
@@ -42,6 +44,9 @@ def study(
     of now, whole, drawn by hash among the cheapest third, and says whether it gives the same measures: equal, within
     the spread of the seeds (agrees), or not: the study is stale. Without names it does so for every report.
 
+    atlas puts all claims of the reports that come with the package beside what applies to what: for each mechanism and
+    analysis what was claimed and how it ended, or that the analysis is refused, so that nothing is testable here.
+
     Exit codes: 0 done, 1 verify found claims that do not stand as reported or stale studies, 2 bad input.
 
     Examples:
@@ -52,17 +57,23 @@ def study(
         glassformer study report scaled-scores --html scaled-scores.html
         glassformer study verify scaled-scores
         glassformer study verify --replay scaled-scores rank-collapse
+        glassformer study atlas
+        glassformer study atlas differential head_scores
+        glassformer study atlas --csv atlas.csv
 
     Args:
-        action: list the studies; run them; keep finished runs in a file; show the report of one; or decide its claims
-            again from its runs.
-        name: Studies by name, or Python files that hold one.
+        action: list the studies; run them; keep finished runs in a file; show the report of one; decide its claims
+            again from its runs; or show the claims of all by mechanism and analysis.
+        name: Studies by name, or Python files that hold one; with atlas mechanisms, analyses and studies, to see what
+            they have in common.
         scale: smoke takes seconds and shows that all works, small takes minutes, full as long as the study says.
         jobs: Runs at a time, one thread each.
         folder: Where runs, trained models and reports lie.
         anew: Run again what is there, too.
         replay: With verify: make one run of each report again, and compare.
         html: With run or report, of one study: write the page of its report, every measure by seed, to this file.
+        csv: With atlas: write its table to this file, a row for each claim and mechanism, and for each analysis of
+            which nothing is claimed.
         json: Print JSON.
     """
     from glassformer.study import names
@@ -71,6 +82,13 @@ def study(
         if action not in ("run", "report") or len(name) != 1:
             raise AnalysisUnavailable("--html writes the page of one study: glassformer study report NAME --html FILE.")
         check_writable(html)
+    if csv is not None:
+        if action != "atlas":
+            raise AnalysisUnavailable("--csv writes the table of the atlas: glassformer study atlas --csv FILE.")
+        check_writable(csv)
+    if action == "atlas":
+        show_atlas(name, csv, json)
+        return
     if action == "list":
         _list(json)
         return

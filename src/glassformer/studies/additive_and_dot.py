@@ -26,6 +26,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -143,5 +144,6 @@ STUDY = Study(
         "enters a second recurrence; in the papers it enters the state that asks next. States begin at zero.",
     ),
     mechanisms=("softmax", "additive", "last_key"),
+    kinds=kinds_of(MIXERS),
     references={"reads": (FIXED, SCALED), "width": (NARROW, 32, WIDE)},
 )  # fmt: skip

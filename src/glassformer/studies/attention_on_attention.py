@@ -24,6 +24,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
 )
 from glassformer.training import OptimConfig, TrainConfig
@@ -156,5 +157,6 @@ STUDY = Study(
         "was set when its losses, of 0.454 to 0.459 over the best, had been seen.",
     ),
     mechanisms=("softmax", "refined", "wasserstein", "refined_wasserstein"),
+    kinds=kinds_of(MIXERS),
     references={"mechanism": (SOFTMAX, DISTANCE), "layers": (1, 2)},
 )  # fmt: skip

@@ -26,6 +26,7 @@ from glassformer.study import (
     above,
     below,
     counted,
+    kinds_of,
     value,
     within,
 )
@@ -97,5 +98,6 @@ STUDY = Study(
         "Keys are smeared: they know the token before theirs. Seeds draw weights; the rows are the same for all.",
     ),
     mechanisms=("concat", "concat_linear"),
+    kinds=kinds_of(MIXERS),
     references={"score": (TANH,)},
 )  # fmt: skip

@@ -93,6 +93,7 @@ STUDY = Study(
         "Seeds choose rows of held-out text.",
     ),
     mechanisms=("streaming", "softmax", "atrous"),
+    kinds={ALL: ("softmax",), ENDS: ("streaming",), LAST: ("softmax",), SPACED: ("atrous",)},
     references={"model": (SHIPPED, BEGUN), "kept": (ALL,), "share": (1.0,)},
     skip=lambda at: (at["share"] == 1) != (at["kept"] == ALL),
 )  # fmt: skip

@@ -369,6 +369,8 @@ STUDY = Study(
         "in all of seven seeds and repeats in one, when that was decided.",
     ),
     mechanisms=("softmax", "linear", "lightning", "differential", "gated_delta", "state_space", "rwkv6"),
+    kinds={SMEARED: ("linear",), HYBRID: ("lightning", "softmax"), GATED_DELTA: ("gated_delta",),
+           STATE_SPACE: ("state_space",), RWKV: ("rwkv6",)},
     references={"mechanism": (SOFTMAX, SMEARED)},
 )  # fmt: skip
 

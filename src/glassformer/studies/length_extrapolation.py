@@ -39,6 +39,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -150,5 +151,6 @@ STUDY = Study(
         "without more training. A learned sink is there to compare with: no paper claims that it helps here.",
     ),
     mechanisms=("softmax", "streaming"),
+    kinds=kinds_of({name: remedy.mixer for name, remedy in REMEDIES.items()}),
     references={"remedy": ("nothing", "window")},
 )  # fmt: skip

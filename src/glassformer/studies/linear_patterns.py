@@ -15,7 +15,20 @@ from glassformer.attention import Lightning, Linear, MixerConfig, Softmax
 from glassformer.models import DecoderConfig, Mlp, published_block
 from glassformer.numerics.decompositions import singular_values
 from glassformer.studies.entropy_by_length import DATA, entropy, held_out
-from glassformer.study import Case, Claim, Condition, Measure, Measures, Quantity, Scale, Study, above, below, value
+from glassformer.study import (
+    Case,
+    Claim,
+    Condition,
+    Measure,
+    Measures,
+    Quantity,
+    Scale,
+    Study,
+    above,
+    below,
+    kinds_of,
+    value,
+)
 from glassformer.training import OptimConfig, TrainConfig
 
 SOFTMAX, LINEAR, DECAY, NONE = "softmax", "linear", "lightning", "lightning without decay"
@@ -106,5 +119,6 @@ STUDY = Study(
         "Entropy is asked of patterns whose rows sum to one, and so not of lightning's, which are signed.",
     ),
     mechanisms=("softmax", "linear", "lightning"),
+    kinds=kinds_of(MIXERS),
     references={"attention": (SOFTMAX,)},
 )  # fmt: skip

@@ -23,6 +23,7 @@ from glassformer.study import (
     above,
     below,
     counted,
+    kinds_of,
     value,
 )
 
@@ -101,6 +102,7 @@ STUDY = Study(
         "Encoders of two layers and width 64 that learn this task alone, on 256 tokens; the papers' read text.",
         "Random blocks are drawn by our rule over the whole text, not by the authors' table.",
     ),
-    mechanisms=("longformer", "big_bird"),
+    mechanisms=("softmax", "longformer", "big_bird"),
+    kinds=kinds_of(MIXERS),
     references={"keys": (FULL,)},
 )  # fmt: skip

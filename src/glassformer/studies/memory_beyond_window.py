@@ -27,6 +27,7 @@ from glassformer.study import (
     above,
     below,
     counted,
+    kinds_of,
     value,
 )
 from glassformer.training import OptimConfig, TrainConfig
@@ -123,5 +124,6 @@ STUDY = Study(
         "sinusoids.",
     ),
     mechanisms=("softmax", "segment_recurrence", "nearest_memory"),
+    kinds=kinds_of(MIXERS),
     references={"memory": (FULL,), "distance": (NEAR, RECENT, BEYOND, FAR)},
 )  # fmt: skip

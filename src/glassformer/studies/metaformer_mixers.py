@@ -139,5 +139,6 @@ STUDY = Study(
         "Attention's keys are smeared with the one before, so that a pair is one key; other mixers have no keys.",
     ),
     mechanisms=("softmax", "pooling"),
+    kinds={ATTENTION: ("softmax",), IDENTITY: ()},
     references={"mixer": (ATTENTION,), "task": tuple(TASKS)},
 )  # fmt: skip

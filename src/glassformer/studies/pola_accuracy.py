@@ -42,6 +42,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -188,5 +189,6 @@ STUDY = Study(
         "Digits are the 500 that come with this package, of which about a hundred are held out: one of them is 0.01.",
     ),
     mechanisms=("pola", "linear", "performer", "softmax"),
+    kinds={**kinds_of(MIXERS), POLA: ("pola",), NONE: ()},
     references={"mixer": (SOFTMAX,), "task": tuple(TASKS)},
 )  # fmt: skip

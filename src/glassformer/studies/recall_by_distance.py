@@ -179,5 +179,6 @@ STUDY = Study(
         "Five convolutions have as many layers as their reach takes; attention and the recurrence have two.",
     ),
     mechanisms=("softmax",),
+    kinds={ATTENTION: ("softmax",), RECURRENT: (), DILATED: (), PLAIN: ()},
     references={"layers": (ATTENTION,), "distance": (NEAR, MIDDLE, FAR)},
 )  # fmt: skip

@@ -211,5 +211,6 @@ STUDY = Study(
         "The Fréchet distance is of pixels, not of features of a network.",
     ),
     mechanisms=("linear", "pooling"),
+    kinds={SANA: ("linear",), UNIFORM: ("pooling",)},
     references={"mixer": (UNIFORM,), "places": (CONVOLUTION, POSITIONS)},
 )  # fmt: skip

@@ -22,6 +22,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
 )
 
@@ -101,6 +102,7 @@ STUDY = Study(
         "what the system takes to hand out memory anew for large tensors.",
         "Seeds draw queries, keys and values; a time is the least of three.",
     ),
-    mechanisms=("longformer", "big_bird"),
+    mechanisms=("softmax", "longformer", "big_bird"),
+    kinds=kinds_of(MIXERS),
     references={"attention": (FULL,)},
 )  # fmt: skip

@@ -24,6 +24,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -125,6 +126,7 @@ STUDY = Study(
         "tokens.",
         "Memory that is freed stays with the process: otherwise long texts also pay for the system's pages.",
     ),
-    mechanisms=("lightning", "gated_delta", "state_space", "rwkv6"),
+    mechanisms=("softmax", "lightning", "gated_delta", "state_space", "rwkv6"),
+    kinds=kinds_of(MIXERS),
     references={"attention": (SOFTMAX,)},
 )  # fmt: skip

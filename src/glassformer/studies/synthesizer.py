@@ -27,6 +27,7 @@ from glassformer.study import (
     above,
     below,
     counted,
+    kinds_of,
     value,
 )
 from glassformer.training import OptimConfig, TrainConfig
@@ -149,5 +150,6 @@ STUDY = Study(
         "Seeds draw weights, and what is fixed; the rows are the same for all.",
     ),
     mechanisms=("softmax", "synthesizer"),
+    kinds=kinds_of(MIXERS),
     references={"mechanism": (DOT,), "task": tuple(TASKS)},
 )  # fmt: skip

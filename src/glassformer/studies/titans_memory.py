@@ -242,5 +242,7 @@ STUDY = Study(
         "How gates are made, and how the memory opens what attention writes, is ours: the paper does not say.",
     ),
     mechanisms=("linear_memory", "persistent"),
+    kinds={ALL: ("persistent",), WINDOWED: ("persistent",), "alone": ("linear_memory",)}
+    | {used: ("linear_memory", "persistent") for used in USED if used != "alone"},
     references={"memory": (ALL, WINDOWED)},
 )  # fmt: skip

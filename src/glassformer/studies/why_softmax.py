@@ -23,6 +23,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -125,5 +126,6 @@ STUDY = Study(
         "that at most sqrt(n).",
     ),
     mechanisms=("softmax", "sum_normalised"),
+    kinds=kinds_of(MIXERS),
     references={"weights": (SOFTMAX,)},
 )  # fmt: skip

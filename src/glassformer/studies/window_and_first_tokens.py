@@ -25,6 +25,7 @@ from glassformer.study import (
     Study,
     above,
     below,
+    kinds_of,
     value,
     within,
 )
@@ -144,5 +145,6 @@ STUDY = Study(
         "Of the shipped one seeds choose rows of held-out files alone; they do not begin with `<bos>`.",
     ),
     mechanisms=("streaming", "softmax"),
+    kinds=kinds_of(MIXERS),
     references={"model": (SHIPPED, BEGUN), "seen": (ALL,)},
 )  # fmt: skip

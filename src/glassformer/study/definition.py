@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from glassformer.attention import MixerConfig
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.study.claims import Claim, Condition
@@ -133,6 +134,8 @@ class Study:
         references: What conditions of claims may be about, the reference, a yardstick or the data, never what is
             claimed about: the values that they may name of each axis. A condition names one of each of these axes, and
             no other axis.
+        kinds: Which of the mechanisms cases with a value of an axis have, where the value is not the name of one; none
+            if they have no attention. A claim is about those of the cases that it takes.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Study:
     mechanisms: tuple[str, ...] = ()
     skip: Callable[[Mapping[str, Setting]], bool] = lambda point: False
     references: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(bool(self.claims), f'study "{self.name}" claims nothing.')
@@ -158,6 +162,14 @@ class Study:
                 self._require(value in self.grid.get(axis, ()), f"no case has {axis}={value}, which is a reference.")
         for claim in self.claims:
             self._check(claim)
+        values = {one for values in self.grid.values() for one in values if isinstance(one, str)}
+        for value, kinds in self.kinds.items():
+            self._require(value in values, f'no case has "{value}", which has kinds.{nearest(value, values)}')
+            for kind in kinds:
+                self._require(
+                    kind in self.mechanisms,
+                    f'"{value}" is of "{kind}", which is not among its mechanisms.{nearest(kind, self.mechanisms)}',
+                )
 
     def _check(self, claim: Claim) -> None:
         """Refuse a claim that cannot be told from another, takes what there is not, or whose conditions beg it."""
@@ -203,6 +215,12 @@ class Study:
     def _require(self, is_so: bool, otherwise: str) -> None:
         require(is_so, f'study "{self.name}": {otherwise}')
 
+    def about(self, claim: Claim) -> tuple[str, ...]:
+        """Return the mechanisms that a claim is about: those of the cases that it takes, all where these tell none."""
+        of = {kind: (kind,) for kind in self.mechanisms} | dict(self.kinds)
+        told = [of[value] for where in claim.quantity.where for value in where.values() if value in of]
+        return tuple(kind for kind in self.mechanisms if not told or any(kind in kinds for kinds in told))
+
     def scale(self, name: str) -> Scale:
         """Return a scale; raises `AnalysisUnavailable` if the study has none of that name."""
         if name not in self.scales:
@@ -221,3 +239,8 @@ class Study:
             point = dict(zip(grid, values, strict=True))
             if not self.skip(point):
                 yield point
+
+
+def kinds_of(mixers: Mapping[str, MixerConfig]) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of mechanisms by the names that a study has for them, as `Study.kinds` takes them."""
+    return {name: (str(mixer.kind),) for name, mixer in mixers.items()}

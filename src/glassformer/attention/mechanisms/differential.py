@@ -4,6 +4,7 @@
     lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_init
 
 Pattern: signed, exact, rows sum to 1 - lambda.   State: both key streams and the values.
+Cost: O(pos^2) time, that of two softmax patterns; O(pos) memory without the pattern.
 Each head has two query/key streams of d_head and values of 2 d_head. Under grouped keys a group of query heads shares
 both key streams of its key head, as the equations say, and each head subtracts what it finds in the one from what it
 finds in the other. So it is in the authors' `multihead_flashdiff_1.py`. In their `multihead_diffattn.py` the streams of
