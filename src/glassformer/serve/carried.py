@@ -1,6 +1,7 @@
 """One token more: what the layer of a head keeps of the text before it, and what is computed for it, counted."""
 
 from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
