@@ -18,14 +18,13 @@ from glassformer.serve.answers import Answer
 from glassformer.serve.looking import Looking
 from glassformer.serve.programs import program
 from glassformer.serve.runs import ServedRun
-from glassformer.words import sentence
 
 _IMPORTS = (
     "import torch",
     "from glassformer.models.added_token import added_token, kept_tensors, step_flops",
     "from glassformer.models.stack import tensors",
 )
-_CHANGED = sentence("The run is changed, and states are read without its changes: they have the same sizes.")
+_CHANGED = "the run is changed, and states are read without its changes: they have the same sizes, and other numbers."
 
 
 @dataclass
