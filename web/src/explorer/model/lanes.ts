@@ -15,11 +15,13 @@ export interface Link {
   path: string;
   key: number;
   weight: number;
+  /** Of the sizes of all weights of its row: the weight itself where these sum to one. */
+  share: number;
   /** Where the weight stands in the array of its layer. */
   index: readonly number[];
 }
 
-/** The largest weights of every head at one query, of at least so much, `most` of each, the largest first. */
+/** The largest weights of every head at one query, of at least such a share of their row, `most` of each; the largest first. */
 export function linksOf(
   rows: Readonly<Record<string, Tensor>>,
   layerOf: (path: string) => number | undefined,
@@ -32,17 +34,25 @@ export function linksOf(
     if (layer === undefined) continue;
     const [headAt, keyAt] = [tensor.axes.indexOf("head"), tensor.axes.indexOf("key")];
     const heads = tensor.labels("head");
+    const keys = tensor.shape[keyAt];
     const byHead = heads.map(() => [] as Link[]);
-    for (let flat = 0; flat < tensor.values.length; flat++) {
-      const weight = tensor.values[flat];
-      if (!(Math.abs(weight) >= least)) continue;
-      const index = tensor.shape.map(
-        (n, d) => Math.floor(flat / tensor.shape.slice(d + 1).reduce((a, b) => a * b, 1)) % n,
-      );
-      byHead[index[headAt]].push({ head: String(heads[index[headAt]]), layer, path, key: index[keyAt], weight, index });
+    // keys are the last axis
+    for (let row = 0; row < tensor.values.length; row += keys) {
+      const weights = tensor.values.subarray(row, row + keys);
+      const total = weights.reduce((sum, weight) => sum + (Math.abs(weight) || 0), 0);
+      const place = placeOf(row, tensor.shape);
+      weights.forEach((weight, key) => {
+        const share = Math.abs(weight) / total;
+        if (!(share >= least)) return;
+        const index = place.with(keyAt, key);
+        byHead[index[headAt]].push({ head: String(heads[index[headAt]]), layer, path, key, weight, share, index });
+      });
     }
-    const larger = (one: Link, other: Link) => Math.abs(other.weight) - Math.abs(one.weight);
     for (const links of byHead) found.push(...links.sort(larger).slice(0, most));
   }
-  return found.sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));
+  return found.sort(larger);
 }
+
+const larger = (one: Link, other: Link) => other.share - one.share;
+const placeOf = (flat: number, shape: readonly number[]): number[] =>
+  shape.map((n, d) => Math.floor(flat / shape.slice(d + 1).reduce((a, b) => a * b, 1)) % n);
