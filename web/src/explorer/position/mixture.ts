@@ -56,8 +56,8 @@ export function mixtureOf(weights: readonly (number | null)[], most = 24): Part[
   });
   if (most === Infinity) return parts;
   const shown = parts.filter(({ share }, i) => i < most && share >= LEAST);
-  const rest = 1 - shown.reduce((all, { share }) => all + share, 0);
-  return rest > 1e-6 ? [...shown, { key: null, weight: null, share: rest, sum }] : shown;
+  const rest = parts.slice(shown.length).reduce((all, { share }) => all + share, 0);
+  return rest > 0 ? [...shown, { key: null, weight: null, share: rest, sum }] : shown;
 }
 
 /** A sum with four digits behind the point. */
