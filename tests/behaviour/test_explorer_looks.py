@@ -79,7 +79,7 @@ def views(shown: Page) -> Iterator[str]:
         cells.select_option(value)
         settled(shown)
         yield f"map of {value}"
-    for i in range(1, 4):
+    for i in range(1, 5):
         tabs.nth(i).click()
         settled(shown)
         if i == 3:
@@ -88,10 +88,13 @@ def views(shown: Page) -> Iterator[str]:
             settled(shown)
         yield f"model {i}"
     press(shown, "2")
-    for i in range(7):
+    for i in range(9):
         shown.locator(".side .tabs > button").nth(i).click()
         settled(shown)
         yield f"head {i}"
+    for choice, of in enumerate(["dots", "keys"]):
+        shown.locator(".patternpanel .choices select").nth(choice).select_option(of)
+    yield "dots, keys as rows"
     shown.locator("canvas.map").press("i")
     press(shown, "3")
     yield "position"
@@ -103,6 +106,10 @@ def views(shown: Page) -> Iterator[str]:
     shown.locator(".cloud canvas").wait_for()
     settled(shown)
     yield "geometry"
+    tabs.nth(3).click()
+    shown.locator(".mixtures").wait_for()
+    settled(shown)
+    yield "mixture"
     press(shown, "x", "d", "1")
     shown.locator(".changes").wait_for(state="attached")
     tabs.nth(0).click()

@@ -380,6 +380,30 @@ class Rows(View):
 
 
 @dataclass(frozen=True)
+class MixtureView(View):
+    """What the heads of a layer mix at one position.
+
+    Args:
+        position: Which; negative ones count from the end.
+        path: Of the attention layer, `blocks.1.attn`; the last one that has patterns by default.
+    """
+
+    position: int = -1
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class MatricesView(View):
+    """Value matrices of a head.
+
+    Args:
+        size: At most so many rows and columns; a block stands for its number of largest size.
+    """
+
+    size: Count | None = None
+
+
+@dataclass(frozen=True)
 class PlaneView(View):
     """Tokens as points in a plane, and the path of one through the layers.
 

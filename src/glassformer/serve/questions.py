@@ -23,10 +23,13 @@ from glassformer.numerics.precision import wide
 from glassformer.render.page import attention_page
 from glassformer.serve import api
 from glassformer.serve.answers import Answer, taken_apart
+from glassformer.serve.carried import carried
 from glassformer.serve.frames import reduced
+from glassformer.serve.lanes import lanes, mixtures
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
 from glassformer.serve.planes import plane, query_key_plane
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
+from glassformer.serve.value_matrices import value_matrices
 from glassformer.trace import sites_of_heads
 from glassformer.words import Sentence, sentence
 
@@ -314,6 +317,16 @@ QUESTIONS: dict[str, Question] = {
     "query-key-plane": Question(
         "row", api.QueryKeyView, sentence("A query among the keys it sees, in a plane through it"), query_key_plane
     ),
+    "added-token": Question(
+        "row",
+        api.View,
+        sentence("What the layer of a head keeps of the tokens before one, and computes for it"),
+        carried,
+    ),
+    "lanes": Question("run", api.View, sentence("How far each write moves the stream, at every position"), lanes),
+    "mixtures": Question(
+        "run", api.MixtureView, sentence("Weights with which heads mix the tokens at one position"), mixtures
+    ),
     "lens": Question("run", api.LensView, sentence("What the model would say if it stopped at each layer"), lens),
     "attribution": Question("run", api.Attribution, sentence("What adds to a logit"), attribution),
     "sources": Question("run", api.OfLayers, sentence("Which tokens heads' shares of a logit come from"), sources),
@@ -324,6 +337,12 @@ QUESTIONS: dict[str, Question] = {
     ),
     "copying": Question("head of a model", api.View, sentence("Eigenvalues and copying score of a head"), copying),
     "skip-trigrams": Question("head of a model", api.OfHead, sentence("Skip-trigrams of a head"), skip_trigrams),
+    "value-matrices": Question(
+        "head of a model",
+        api.MatricesView,
+        sentence("Value matrices of a head, down, up and their product"),
+        value_matrices,
+    ),
     "composition": Question(
         "model", api.CompositionView, sentence("Which heads read what earlier ones write"), composition
     ),

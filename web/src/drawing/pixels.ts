@@ -6,7 +6,7 @@ import { ramp, step, type Scale } from "../colours";
 export type RowOf = (row: number) => ArrayLike<number>;
 
 /** Of each cell, or square of `size` cells, the entry of largest size; NaN where no number is. */
-function strongest(
+export function strongest(
   [rows, columns]: readonly number[],
   rowOf: RowOf,
   width: number,

@@ -350,6 +350,22 @@ export interface QueryKeyView {
   stream?: number;
 }
 
+/** What the heads of a layer mix at one position. */
+export interface MixtureView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Which; negative ones count from the end. */
+  position?: number;
+  /** Of the attention layer, `blocks.1.attn`; the last one that has patterns by default. */
+  path?: string | null;
+}
+
 /** The logit lens. */
 export interface LensView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -454,6 +470,20 @@ export interface OfHead {
   k?: number;
 }
 
+/** Value matrices of a head. */
+export interface MatricesView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** At most so many rows and columns; a block stands for its number of largest size. */
+  size?: number | null;
+}
+
 /** Which heads read what earlier ones write. */
 export interface CompositionView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -502,6 +532,9 @@ export interface Views {
   "vectors": View;
   "plane": PlaneView;
   "query-key-plane": QueryKeyView;
+  "added-token": View;
+  "lanes": View;
+  "mixtures": MixtureView;
   "lens": LensView;
   "attribution": Attribution;
   "sources": OfLayers;
@@ -510,6 +543,7 @@ export interface Views {
   "circuit": CircuitView;
   "copying": View;
   "skip-trigrams": OfHead;
+  "value-matrices": MatricesView;
   "composition": CompositionView;
   "partners": CompositionView;
   "scores": ScoresView;

@@ -2,9 +2,9 @@
 
 import type { Scale } from "../colours";
 import type { Cell } from "../drawing/cursor";
-import { drawPixels } from "../drawing/pixels";
+import { drawPixels, strongest, type RowOf } from "../drawing/pixels";
 import type { Cells } from "../pattern";
-import type { Tensor } from "../tensor";
+import { Tensor } from "../tensor";
 
 export class Matrix implements Cells {
   readonly rows: number;
@@ -33,11 +33,27 @@ export class Matrix implements Cells {
   }
 
   draw(canvas: HTMLCanvasElement, size: number): void {
-    const { values, shape } = this.tensor;
-    const rowOf = (q: number) => {
-      const start = (this.first[0] + q) * shape[1] + this.first[1];
-      return values.subarray(start, start + this.columns);
-    };
-    drawPixels(canvas, [this.rows, this.columns], rowOf, this.scale, size);
+    drawPixels(canvas, [this.rows, this.columns], this.rowOf, this.scale, size);
   }
+
+  /** Of each square of `size` cells, row by row, the number of largest size; NaN where there is none. */
+  strongest(size: number): Float32Array {
+    const [down, across] = [this.rows, this.columns].map((n) => Math.ceil(n / size));
+    return strongest([this.rows, this.columns], this.rowOf, across, down, size);
+  }
+
+  private rowOf: RowOf = (q) => {
+    const { values, shape } = this.tensor;
+    const start = (this.first[0] + q) * shape[1] + this.first[1];
+    return values.subarray(start, start + this.columns);
+  };
+}
+
+/** A tensor of two axes with its columns as rows. */
+export function transposed(tensor: Tensor): Tensor {
+  const [rows, columns] = tensor.shape;
+  const values = new Float32Array(tensor.values.length);
+  for (let r = 0; r < rows; r++)
+    for (let c = 0; c < columns; c++) values[c * rows + r] = tensor.values[r * columns + c];
+  return new Tensor({ ...tensor, axes: tensor.axes.toReversed(), shape: [columns, rows], values });
 }
