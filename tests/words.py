@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from every_result import classes
+from glassformer.cli import VERBS
 from glassformer.labelled import spaced
 from glassformer.study import find, names
 from glassformer.zoo import cards
@@ -44,10 +45,16 @@ def literals_of(argument: ast.expr) -> Iterator[str]:
 
 
 def words_of_what_ships() -> set[str]:
-    """Return what commands print of shipped models and studies: what the ones are, and the others ask."""
+    """Return what commands print of verbs, shipped models and studies: what they do, what they are, what they ask."""
     models = cards().values()
     made_up = {about for card in models for about in card.synthetic}
-    return {card.about for card in models} | made_up | set(ABOUT.values()) | {find(name).question for name in names()}
+    return (
+        {card.about for card in models}
+        | made_up
+        | set(ABOUT.values())
+        | set(VERBS.values())
+        | {find(name).question for name in names()}
+    )
 
 
 def names_of_results() -> set[str]:
