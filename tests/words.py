@@ -1,4 +1,4 @@
-"""Which words the source says: templates in calls of `spoken` and `sentence`, in Python and in the scripts of pages."""
+"""Which words the source says: templates in calls of `spoken` and its like, in Python and in the scripts of pages."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ from glassformer.study import find, names
 from glassformer.zoo import cards
 from glassformer.zoo.dictionaries import ABOUT
 
-SPEAKERS = ("spoken", "spoken_each", "sentence")
+SPEAKERS = ("spoken", "spoken_each", "sentence", "progress")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
 
 
