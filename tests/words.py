@@ -1,4 +1,4 @@
-"""Which words the source says: templates in calls of `spoken` and `sentence`, in Python and in the scripts of pages."""
+"""Which words the source says: templates in calls of `spoken` and its like, in Python and in the scripts of pages."""
 
 import ast
 import json
@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from every_result import classes
+from glassformer.cli import VERBS
 from glassformer.labelled import spaced
 from glassformer.study import find, names
 from glassformer.zoo import cards
 from glassformer.zoo.dictionaries import ABOUT
 
-SPEAKERS = ("spoken", "spoken_each", "sentence")
+SPEAKERS = ("spoken", "spoken_each", "sentence", "progress")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
 
 
@@ -44,10 +45,16 @@ def literals_of(argument: ast.expr) -> Iterator[str]:
 
 
 def words_of_what_ships() -> set[str]:
-    """Return what commands print of shipped models and studies: what the ones are, and the others ask."""
+    """Return what commands print of verbs, shipped models and studies: what they do, what they are, what they ask."""
     models = cards().values()
     made_up = {about for card in models for about in card.synthetic}
-    return {card.about for card in models} | made_up | set(ABOUT.values()) | {find(name).question for name in names()}
+    return (
+        {card.about for card in models}
+        | made_up
+        | set(ABOUT.values())
+        | set(VERBS.values())
+        | {find(name).question for name in names()}
+    )
 
 
 def names_of_results() -> set[str]:

@@ -4,15 +4,20 @@ A page is a program. Its `python` blocks run in order and share names, as those 
 `run_examples.py`; what a block prints stands below it. `{{ expression }}` in a sentence is its value, and formatted
 `{{ expression:.2f }}`; of a figure it is the picture, `![What is seen]({{ figure }})`. A block in an HTML comment runs
 unseen. An error, or an `assert` that fails, fails the build and names the line of the page.
+
+A page in `zh/` translates the page of the same name outside it, and an empty `python` block is that page's block of the
+same number: both show and run the same code. Blocks that print Chinese, or are explained in it, are written out.
 """
 
 import ast
 import base64
 import contextlib
 import io
+import itertools
 import re
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +34,16 @@ PRINTED = "```{{code-block}} text\n:class: printed\n\n{}\n```"
 DPI = 80
 
 
-def executed(source: str, page: str) -> str:
+def executed(source: str, page: str, original: str = "") -> str:
     """Return a page with what its blocks print, and with values in place of expressions.
 
     Args:
         source: The page, in Markdown.
         page: Its name, which tracebacks show.
+        original: The page that it translates, from which empty blocks are taken.
     """
     names: dict[str, Any] = {"__name__": page}
+    codes = iter(programs(source, original))
 
     def filled(part: re.Match[str]) -> str:
         line = source.count("\n", 0, part.start("value" if part["value"] else "code"))
@@ -44,10 +51,17 @@ def executed(source: str, page: str) -> str:
             return _value(part["value"].strip(), names, page, line)
         if part[1] != "python":
             return part[0]
-        printed = _printed(part["code"], names, page, line)
-        return f"{part[0]}\n\n{PRINTED.format(printed.rstrip())}" if printed.strip() else part[0]
+        block = f"```python\n{(code := next(codes))}```"
+        printed = _printed(code, names, page, line)
+        return f"{block}\n\n{PRINTED.format(printed.rstrip())}" if printed.strip() else block
 
     return PART.sub(filled, source)
+
+
+def programs(source: str, original: str = "") -> list[str]:
+    """Return what each `python` block of a page runs: its own code or, if it is empty, that of the original."""
+    own, others = ([part["code"] for part in PART.finditer(page) if part[1] == "python"] for page in (source, original))
+    return [code or other for code, other in itertools.zip_longest(own, others[: len(own)], fillvalue="")]
 
 
 def _printed(code: str, names: dict[str, Any], page: str, line: int) -> str:
@@ -95,7 +109,8 @@ def is_executed(page: str) -> bool:
 def read(app: Sphinx, page: str, content: list[str]) -> None:
     if is_executed(page):
         try:
-            content[0] = executed(content[0], f"{page}.md")
+            original = Path(app.srcdir, f"{page.removeprefix('zh/')}.md") if page.startswith("zh/") else None
+            content[0] = executed(content[0], f"{page}.md", original.read_text(encoding="utf-8") if original else "")
         except Exception as error:
             # of a handler's own error the build shows neither traceback nor notes
             raise SphinxError("".join(traceback.format_exception(error))) from error

@@ -283,9 +283,22 @@ def test_the_command_speaks_chinese_and_its_json_english(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_takes_a_language(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_takes_a_language_and_its_help_begins_in_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
-    assert "--lang {en,zh}" in capsys.readouterr().out
+    english = capsys.readouterr().out
+    assert "--lang {en,zh}" in english
+    assert main([verb, "--help", "--lang", "zh"]) == 0
+    usage, does, *others = capsys.readouterr().out.split("\n\n")
+    assert does.replace("\n", "") == f"{CHINESE[VERBS[verb]]}。各选项的说明为英文。"
+    assert "\n\n".join([usage, *others]) == english
+
+
+def test_the_overview_of_verbs_is_in_the_language_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, speaks in ((["--help"], "en"), (["--help", "--lang", "zh"], "zh"), (["help", "--lang=zh"], "zh")):
+        assert main(arguments) == 0
+        printed = capsys.readouterr().out
+        assert all((about in printed) is (speaks == "en") for about in VERBS.values())
+        assert all((CHINESE[about] in printed) is (speaks == "zh") for about in VERBS.values())
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,13 @@ PUBLIC = [
 # what people read; built pages lie beside them
 TEXTS = [*ROOT.glob("*.md"), *(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+BOOK = sorted(str(page.relative_to(DOCS)) for page in (DOCS / "book").rglob("*.md"))
 CHINESE = [("README.md", "README.zh.md")] + [
-    (f"docs/{page}.md", f"docs/zh/{page}.md") for page in ("getting-started", "book/errata", "book/articles-code")
+    (f"docs/{page}", f"docs/zh/{page}") for page in ("getting-started.md", *BOOK)
 ]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+VALUE = re.compile(r"\{\{ *(.+?) *\}\}")
+SPEAKING = re.compile(r' *# .*| --lang zh|, lang="zh"|print\(f\".*')
 FENCED = re.compile(r"^```(\w*|\{\w+\}[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -139,26 +142,41 @@ def test_a_card_becomes_a_row_in_both_languages() -> None:
     assert chinese == f"| `tiny`，123 万参数{about}250 万词元 | 每字节比特数 1.23 |"
 
 
+@in_one_pass
 @pytest.mark.parametrize("names", CHINESE)
-def test_a_page_in_chinese_has_the_sections_code_links_and_lists_of_the_english_one(names: tuple[str, str]) -> None:
+def test_a_page_in_chinese_has_the_sections_code_values_links_and_lists_of_the_english_one(
+    names: tuple[str, str],
+) -> None:
     english, chinese = (ROOT / name for name in names)
+    original, programs = english.read_text(encoding="utf-8"), program("_extensions/executed").programs
 
-    def links(page: Path) -> list[Path]:
-        found = LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
-        return [(page.parent / link).resolve() for link in found]
-
-    def shape(page: Path) -> tuple[list[str], list[str], list[Path], int]:
-        text = page.read_text(encoding="utf-8")
-        prose = FENCED.sub("", text)
-        # what is read is translated, comments and what is printed; what runs is the same, but speaks Chinese
-        code = [re.sub(r" *# .*| --lang zh|print\(f\".*", "", body) for _, body in FENCED.findall(text)]
+    def links(page: Path, section: str) -> list[Path]:
+        found = [(page.parent / words).resolve() for words in LINK.findall(section)]
         # a page that there is in Chinese too stands for the English one
-        to = [DOCS / link.relative_to(DOCS / "zh") if DOCS / "zh" in link.parents else link for link in links(page)]
-        to = [link for link in to if link not in (english, chinese)]
-        return re.findall(r"^#+(?= )", prose, re.MULTILINE), code, to, len(re.findall(r"^- ", prose, re.MULTILINE))
+        to = [DOCS / link.relative_to(DOCS / "zh") if DOCS / "zh" in link.parents else link for link in found]
+        return [link for link in to if link not in (english, chinese)]
+
+    def shape(page: Path) -> list[tuple[object, ...]]:
+        text = page.read_text(encoding="utf-8")
+        codes = iter(programs(text, original))
+        blocks = iter([next(codes) if kind == "python" else body for kind, body in FENCED.findall(text)])
+        sections = re.split(r"^(?=#+ )", FENCED.sub("\0", text), flags=re.MULTILINE)
+        return [
+            (
+                re.match(r"#*", section)[0],
+                # what is read is translated, comments and what is printed; what runs is the same, but speaks Chinese
+                [re.sub(SPEAKING, "", next(blocks)) for _ in range(section.count("\0"))],
+                # in the order of sentences
+                sorted(re.sub(SPEAKING, "", value) for value in VALUE.findall(section)),
+                links(page, section),
+                len(re.findall(r"^(?:- |\d+\. )", section, re.MULTILINE)),
+            )
+            for section in sections
+        ]
 
     assert shape(chinese) == shape(english)
-    assert chinese in links(english) and english in links(chinese)
+    first = {page: LINK.findall(page.read_text(encoding="utf-8"))[0] for page in (english, chinese)}
+    assert [(page.parent / link).resolve() for page, link in first.items()] == [chinese, english]
 
 
 @in_one_pass

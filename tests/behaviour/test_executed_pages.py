@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-executed = runpy.run_path(str(DOCS / "_extensions" / "executed.py"))["executed"]
+EXTENSION = runpy.run_path(str(DOCS / "_extensions" / "executed.py"))
+executed, PART = EXTENSION["executed"], EXTENSION["PART"]
 
 
 def test_what_a_block_prints_stands_below_it_and_values_stand_in_sentences() -> None:
@@ -40,18 +41,27 @@ def test_what_is_not_so_fails_and_names_page_and_line(wrong: str) -> None:
     assert note in ("in page.md, in what begins at line 3", "in page.md, in what begins at line 4")
 
 
-@pytest.mark.parametrize("name", ["errata", "articles-code"])
-def test_a_page_in_chinese_shows_the_values_of_the_english_one(name: str) -> None:
-    english, chinese = (
-        re.findall(r"\{\{ *(.+?) *\}\}", (DOCS / folder / f"{name}.md").read_text(encoding="utf-8"))
-        for folder in ("book", "zh/book")
-    )
-    # their order is that of the sentences
-    assert len(english) > 5 and sorted(chinese) == sorted(english)
+def test_an_empty_block_is_that_of_the_page_which_is_translated() -> None:
+    first, sketch, last = "```python\nx = 2\n```\n", "```py\nnever()\n```\n", "```python\nx += 1\n```\n{{ x }}"
+    english = f"{first}{sketch}```python\nprint('two', x)\n```\n{last}"
+    chinese = "```python\n```\n```python\nprint('二', x)\n```\n```python\n```\n{{ x }}"
+    shown = executed(chinese, "page.md", english)
+    assert shown.startswith(first) and shown.endswith("```python\nx += 1\n```\n3")
+    assert "\n二 2\n" in shown and "two" not in shown
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", sorted(DOCS.glob("**/book/**/*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_every_page_of_the_book_runs(page: Path) -> None:
-    shown = executed(page.read_text(encoding="utf-8"), page.name)
-    assert "{{" not in shown
+@pytest.mark.parametrize("page", sorted(DOCS.glob("book/**/*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_page_of_the_book_runs_and_shows_the_same_values_in_both_languages(page: Path) -> None:
+    english, chinese = (file.read_text(encoding="utf-8") for file in (page, DOCS / "zh" / page.relative_to(DOCS)))
+    assert values(chinese, english) == values(english)
+
+
+def values(source: str, original: str = "") -> list[tuple[str, str]]:
+    """Return the expressions of a page and what it shows of them, but for what is said in a language."""
+    beside = PART.sub(lambda part: f"\0{part['value']}\1{part[0]}\0" if part["value"] else part[0], source)
+    found = re.findall("\0(.*?)\1(.*?)\0", executed(beside, "page.md", original), re.DOTALL)
+    assert len(found) == beside.count("\1")
+    return sorted(
+        (words.strip(), shown) for words, shown in found if not words.strip().startswith(("exercise", "glossary"))
+    )

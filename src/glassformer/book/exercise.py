@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from glassformer.words import spoken
+
 Answer = Callable[..., Any]
 SHOWN = 200  # characters of a value in a message
 
@@ -72,19 +74,19 @@ class Exercise:
             try:
                 answers.append(answer(*arguments))
             except Exception as error:
-                return Checked(False, f"Not yet: for {_shown(*arguments)} it raises {type(error).__name__}: {error}")
+                asked, kind = _shown(*arguments), type(error).__name__
+                raised = spoken("Not yet: for {asked} it raises {kind}: {error}", asked=asked, kind=kind, error=error)
+                return Checked(False, raised)
         wanted = [self.solution(*arguments) for arguments in self.inputs]
         if all(map(alike, answers, wanted)):
-            return Checked(True, "Right.")
+            return Checked(True, spoken("Right."))
         for mistake in self.mistakes:
             if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(answers, self.inputs)):
-                return Checked(False, f"Not yet: {mistake.named}")
+                return Checked(False, spoken("Not yet: {named}", named=mistake.named))
         first = next(i for i, pair in enumerate(zip(answers, wanted)) if not alike(*pair))
-        return Checked(
-            False,
-            f"Not yet: for {_shown(*self.inputs[first])} it gives {_shown(answers[first])}; "
-            f"right is {_shown(wanted[first])}.",
-        )
+        asked, given, right = _shown(*self.inputs[first]), _shown(answers[first]), _shown(wanted[first])
+        told = spoken("Not yet: for {asked} it gives {given}; right is {right}.", asked=asked, given=given, right=right)
+        return Checked(False, told)
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -7,12 +7,14 @@ message without a traceback; `--debug` shows it), 130 interrupted, 141 the outpu
 import contextlib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 
 from glassformer.errors import GlassformerError, nearest, printable, shortened
 from glassformer.version import __version__
+from glassformer.words import Language, speaking, spoken
 
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
@@ -83,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(verb: str, arguments: list[str]) -> int:
     if verb in ("-h", "--help", "help"):
-        print(_overview())
+        with speaking(_language_asked(arguments)):
+            print(_overview())
         return 0
     if verb == "--version":
         print(f"glassformer {__version__}")
@@ -96,7 +99,9 @@ def _run(verb: str, arguments: list[str]) -> int:
 
     function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
     try:
-        call_of(verb, function, arguments)()
+        with speaking(_language_asked(arguments)):
+            call = call_of(verb, function, arguments, VERBS[verb])
+        call()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -154,17 +159,22 @@ def _discard_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _language_asked(arguments: Sequence[str]) -> Language:
+    """Return the language of help, which is shown before options are read."""
+    return "zh" if re.search(r"(?<=--lang[= ])zh(?= |$)", " ".join(arguments)) else "en"
+
+
 def _overview() -> str:
     width = max([len(verb) for verb in VERBS], default=0)
-    lines = [f"  {verb.ljust(width)}  {about}" for verb, about in VERBS.items()]
+    lines = [f"  {verb.ljust(width)}  {spoken(about)}" for verb, about in VERBS.items()]
     return "\n".join(
         [
-            "usage: glassformer COMMAND [options]",
+            spoken("usage: glassformer COMMAND [options]"),
             "",
-            "Transformers you can see through.",
+            spoken("Transformers you can see through."),
             "",
             *lines,
             "",
-            "`glassformer COMMAND --help` shows options and examples; --debug shows tracebacks; --version.",
+            spoken("`glassformer COMMAND --help` shows options and examples; --debug shows tracebacks; --version."),
         ]
     )

@@ -9,7 +9,6 @@ import tyro
 from glassformer.cli.console import say
 from glassformer.cli.progress import progress
 from glassformer.config import require
-from glassformer.words import spoken
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -49,7 +48,7 @@ def convert(
 
     kind = None if dtype is None else getattr(torch, dtype)
     size = _bytes(shard_size)
-    with progress(spoken("tensors")) as report:
+    with progress("tensors") as report:
         made = checkpoints.convert(source, folder, to, dtype=kind, shard_size=size, revision=revision, report=report)
     say(f"{to}: {made.absolute()}")
 

@@ -75,7 +75,7 @@ def _found(
 
     reached = 0
     try:
-        with progress("reading", dry_run=dry_run) as bar:
+        with progress("reading texts", dry_run=dry_run) as bar:
 
             def report(done: int, total: int) -> None:
                 nonlocal reached

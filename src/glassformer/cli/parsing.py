@@ -14,7 +14,7 @@ from glassformer.cli.help import Printed, choices_of, rank, repeatable, shown
 from glassformer.cli.options import Speech
 from glassformer.config import require
 from glassformer.errors import ConfigError, nearest
-from glassformer.words import speaking
+from glassformer.words import language, speaking, spoken
 
 # option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
 BOUNDS: dict[str, tuple[int, int]] = {
@@ -61,8 +61,14 @@ NOT_STREAMED = {
 }
 
 
-def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) -> Callable[[], None]:
+def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str], does: str = "") -> Callable[[], None]:
     """The call that a command line stands for.
+
+    Args:
+        verb: Name of the verb.
+        function: What it runs.
+        arguments: The words behind it.
+        does: What the verb does, which begins its help where another language than English is spoken.
 
     Raises:
         ConfigError: An option is unknown, lacks its value, or has one that it cannot have.
@@ -76,6 +82,8 @@ def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) 
     parsed = _declared(function, lambda **values: found.append(values))
     # tyro drops the section with the examples: pass what stands above the arguments as it is
     about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
+    if language() != "en":
+        about = spoken("{does}. Options are explained in English.", does=spoken(does)) + f"\n\n{about}"
     complaint, printed = io.StringIO(), Printed()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(printed):
@@ -104,9 +112,9 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
     """Return a function with the same options, those of groups one by one, that only receives them."""
     hints, documented = get_type_hints(function, include_extras=True), inspect.getdoc(function) or ""
     hints[SPEECH] = Speech
-    spoken = inspect.Parameter(SPEECH, inspect.Parameter.KEYWORD_ONLY)
+    speech = inspect.Parameter(SPEECH, inspect.Parameter.KEYWORD_ONLY)
     options, groups, types = list[inspect.Parameter](), dict[str, type](), dict[str, Any]()
-    for parameter in (*inspect.signature(function).parameters.values(), spoken):
+    for parameter in (*inspect.signature(function).parameters.values(), speech):
         kind = hints[parameter.name]
         if isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind

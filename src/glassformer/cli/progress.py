@@ -29,11 +29,11 @@ def progress(what: str, *, dry_run: bool = False, alike: bool = True) -> Iterato
     """Yield a function that is told (done, in all), and shows it.
 
     Args:
-        what: Said before it.
+        what: Said before it, in the language that is spoken.
         alike: Whether one step takes about as long as another, so that what is done tells how long the rest takes.
         dry_run: Say what the rest would take as soon as that is known, and end the command there.
     """
-    started = time.monotonic()
+    what, started = spoken(what), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     console = Console(stderr=True)
     bar = Progress(

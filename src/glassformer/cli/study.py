@@ -185,7 +185,7 @@ def _replay(asked: tuple[str, ...], scale: str, folder: Path, anew: bool, json: 
 
     chosen = asked or tuple(name for name in names() if shipped(name) is not None)
     reports = {name: _reported(name, scale, folder)[1] for name in chosen}
-    with progress(spoken("replays")) as said:
+    with progress("replays") as said:
         try:
             found = replay_reports(
                 reports, folder / f"replays-{scale}.json", folder, anew=anew,

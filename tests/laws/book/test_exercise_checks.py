@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from glassformer.book import EXERCISES, Exercise, Mistake, check
+from glassformer.book import EXERCISES, Exercise, Mistake, check, exercise
 from glassformer.book.exercise import alike
 from glassformer.errors import WrongArgument
+from glassformer.words import speaking, spoken
 
 MEAN = Exercise(
     "The mean of a list of numbers.",
@@ -62,3 +63,19 @@ def test_every_solution_passes_and_each_of_three_mistakes_fails_with_its_own_nam
 def test_an_exercise_that_is_not_there_is_refused_with_the_nearest() -> None:
     with pytest.raises(WrongArgument, match=r'no exercise "soft_max"\. Nearest: "softmax"'):
         check("soft_max", max)
+
+
+def test_tasks_and_what_is_said_of_answers_are_chinese_if_asked_for() -> None:
+    for name, one in EXERCISES.items():
+        task = exercise(name, lang="zh").task
+        with speaking("zh"):
+            named = [spoken(mistake.named) for mistake in one.mistakes]
+            assert task == spoken(one.task) != one.task
+        assert [str(check(name, mistake.answer, lang="zh")) for mistake in one.mistakes] == [
+            f"还不对：{n}" for n in named
+        ]
+        assert str(check(name, one.solution, lang="zh")) == "正确。" and str(check(name, one.solution)) == "Right."
+        raised = str(check(name, lambda *_: [][1], lang="zh"))
+        assert raised.startswith("还不对：") and raised.endswith("时抛出 IndexError：list index out of range")
+        assert str(check(name, lambda *_: None, lang="zh")).startswith("还不对：")
+        assert exercise(name).task == one.task
