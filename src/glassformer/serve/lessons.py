@@ -57,7 +57,7 @@ def _ids(found: Lesson) -> None:
     here, text = cards[found.query], side.text
     occurs = sum(card.id == here.id for card in cards)
     found.numbers |= {
-        "tokens": len(cards), "vocab": vocab, "last": vocab - 1, "position": found.query, "id": here.id,
+        "tokens": len(cards), "vocab": vocab, "position": found.query, "id": here.id,
         "bytes": len(here.bytes) // 2, "occurs": occurs, "cut": len(inside), "added": len(cards) - len(inside),
         "characters": len(text or ""),
     }  # fmt: skip
@@ -135,7 +135,6 @@ def _split(found: Lesson) -> tuple[int, list[Component], Tensor]:
     total = found.add("total", split.total, "split.total")
     found.tokens["answer"] = readable_outputs(run.model, torch.tensor([[answer]]))[0][0]
     found.numbers |= {"position": found.query, "total": float(total)}
-    found.claims["is_capped"] = split.cap is not None
     return answer, list(split.components), parts
 
 
@@ -183,8 +182,6 @@ def _stream(found: Lesson) -> None:
     found.words |= {"norm": final.config.kind, "wiring": model.output_stack.blocks[-1].wiring}
     found.claims |= {
         "has_mlps": bool(others), "has_neurons": hidden is not None, "has_norm": not final.identity,
-        "grows": found.numbers["end"] > found.numbers["begin"],
-        "mlps_add_more": groups["mlps"] > groups["heads"],
     }  # fmt: skip
     found.formula = formulas.stream([block.config for block in model.output_stack.blocks])
 
@@ -249,7 +246,7 @@ def _ablation(found: Lesson) -> None:
     found.tokens["other"] = readable_outputs(run.model, torch.tensor([[other]]))[0][0]
     found.numbers["other_share"] = float(after.softmax(-1)[other])
     found.claims |= {
-        "stays": other == answer, "falls": drop > 0, "more": found.numbers["rest"] > 0,
+        "adds": heads[head] > 0, "stays": other == answer, "falls": drop > 0, "more": found.numbers["rest"] > 0,
         "as_said": abs(found.numbers["rest"]) < _TOLD,
     }  # fmt: skip
     found.formula = formulas.ablation(head)

@@ -154,4 +154,4 @@ def _composed(found: Lesson) -> None:
     random = found.add("random", null, f"composed.null_mean.select({said[2:]})")
     if bool(ours.isfinite()) and bool(random.isfinite()):
         found.numbers |= {"composition": float(ours), "times": float(ours / random)}
-        found.claims["composes"] = True
+        found.claims |= {"composes": True, "reads": found.numbers["times"] > 1}
