@@ -98,4 +98,4 @@ def logits(model: Model) -> list[str]:
 
 def ablation(head: str) -> list[str]:
     """Return what is changed where a head is switched off."""
-    return [f"{head}.z ← 0", "Δℓ = ℓ(A) − ℓ(B)"]
+    return [f"{head}.z ← 0", "Δℓ = ℓ(B) − ℓ(A)"]

@@ -21,7 +21,7 @@ class Lesson:
         run: Of which run.
         head: Where one looks: a head by its label; None where no head is meant.
         query: The position that looks.
-        key: The one that is looked at.
+        key: The one that is looked at; None where no head is meant.
         numbers: By the names that sentences have for them.
         tokens: Answers, by the same.
         heads: Labels of heads, likewise.
@@ -38,7 +38,7 @@ class Lesson:
     run: ServedRun
     head: str | None = None
     query: int = 0
-    key: int = 0
+    key: int | None = None
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     tokens: dict[str, str] = field(default_factory=dict[str, str])
     heads: dict[str, str] = field(default_factory=dict[str, str])
@@ -81,5 +81,5 @@ def own_heads(run: ServedRun) -> list[roles.Head]:
 
 
 def any_head(run: ServedRun) -> str | None:
-    """Return a head whose queries are the text, where a chapter is about a position and no head of its own."""
-    return next((head.label for head in own_heads(run)), None)
+    """Return a head whose queries are the text that a chapter is about; None where all heads' are, and any will do."""
+    return None if len(run.model.stacks) == 1 else next((head.label for head in own_heads(run)), None)

@@ -53,7 +53,7 @@ def _ids(found: Lesson) -> None:
     inside = [i for i, card in enumerate(cards) if card.span is not None] or list(range(len(cards)))
     found.query, first = _again([card.id for card in cards], [card.text for card in cards], inside)
     found.key = found.query if first is None else first
-    found.head = next((head.label for head in roles.heads(run.model) if (head.stack == "encoder") == of_source), None)
+    found.head = next((head.label for head in roles.heads(run.model) if head.stack == "encoder"), None)
     here, text = cards[found.query], side.text
     occurs = sum(card.id == here.id for card in cards)
     found.numbers |= {

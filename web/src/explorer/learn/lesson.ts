@@ -8,7 +8,7 @@ import type { Answer } from "../transport";
 /** What a chapter found in a run: where it looks, what its sentences say, and which of two wordings holds. */
 export interface Lesson {
   chapter: number;
-  where: { head: string | null; query: number; key: number };
+  where: { head: string | null; query: number; key: number | null };
   numbers: Readonly<Record<string, number>>;
   /** Answers, as they read. */
   tokens: Readonly<Record<string, string>>;
@@ -63,7 +63,7 @@ export const ABLATION = 8;
 export function arrive(explorer: Explorer, { chapter, where, claims }: Lesson): void {
   const { level, tabs, part } = STANDS[chapter - 1];
   explorer.chosen = chapter === ABLATION ? "difference" : "a";
-  explorer.select({ label: where.head ?? undefined, query: where.query, key: where.key });
+  explorer.select({ label: where.head ?? undefined, query: where.query, key: where.key ?? undefined });
   explorer.aimAt({ answer: null, against: null });
   for (const [name, to] of Object.entries(tabs)) explorer.turn(name, to);
   if (claims.composes) explorer.turn("head", "partners");
@@ -73,7 +73,30 @@ export function arrive(explorer: Explorer, { chapter, where, claims }: Lesson): 
     const off = { edit: "scale", site: `${where.head}.z`, value: 0 } as const;
     explorer.compare({ ...a, changes: [...(a.changes ?? []), off] });
   }
-  if (part) requestAnimationFrame(() => document.getElementById(part)?.scrollIntoView());
+  if (part) keepInSight(part);
+  else requestAnimationFrame(toTheTop);
+}
+
+/** Show a view from its top; where the page scrolls as a whole, without what stands above the view. */
+function toTheTop(): void {
+  const view = document.getElementById("view")!;
+  view.scrollTo(0, 0);
+  if (view.scrollHeight === view.clientHeight) view.querySelector(".level")?.scrollIntoView();
+}
+
+const COMING = 4000; // milliseconds in which what stands above a part has come
+
+/** Scroll to a part, and again whenever what stands above it grows, until somebody scrolls or does anything else. */
+function keepInSight(part: string): void {
+  const observer = new ResizeObserver(() => document.getElementById(part)?.scrollIntoView());
+  requestAnimationFrame(() => {
+    for (const panel of document.querySelectorAll("#view .panel")) observer.observe(panel);
+  });
+  const leave = new AbortController();
+  leave.signal.addEventListener("abort", () => observer.disconnect());
+  for (const name of ["wheel", "pointerdown", "keydown", "touchmove"])
+    addEventListener(name, () => leave.abort(), { signal: leave.signal });
+  setTimeout(() => leave.abort(), COMING);
 }
 
 /** The same text twice, or as much of it as there is room for. */

@@ -21,7 +21,7 @@ class Telling {
   private of = (name: string): number => this.lesson.numbers[name];
 
   whole = (name: string): Inline => this.said(name, count(this.of(name)));
-  size = (name: string): Inline => this.said(name, compact(this.of(name)));
+  size = (name: string): Inline => this.said(name, this.of(name) === 0 ? "0" : compact(this.of(name)));
   logit = (name: string): Inline => this.said(name, plain(this.of(name)));
   added = (name: string): Inline => this.said(name, signed(this.of(name)));
   /** A number whose sign the words say. */
@@ -102,7 +102,9 @@ function embedding(t: Telling): Three {
           added: t.size("position_size"),
           size: t.size("size"),
         })
-      : spoken("Nothing is added to it for the position: {orders}.", { orders: orders(t.lesson) }),
+      : spoken("Nothing is added to it for the position, which comes in later: {orders}.", {
+          orders: orders(t.lesson),
+        }),
     !t.holds("repeats")
       ? spoken("No token of this text occurs twice, so there are no two vectors of one token to compare.")
       : t.holds("same")
