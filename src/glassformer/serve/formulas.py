@@ -18,11 +18,11 @@ _WIRINGS = {
     "post": "x ← N(x + f(x))",
     "sandwich": "x ← x + N′(f(N(x)))",
     "parallel": "x ← x + Σ f(N(x))",
-    "spherical": "x ← N(x + rate · (N(f(x)) − x))",
+    "spherical": "x ← N(x + α · (N(f(x)) − x))",
 }
 _NORMS: dict[type[NormConfig], str] = {
-    LayerNorm: "N(x) = (x − mean) / √(variance + ε) · gain",
-    RmsNorm: "N(x) = x / √(mean of squares + ε) · gain",
+    LayerNorm: "N(x) = (x − mean(x)) / √(var(x) + ε) · g",
+    RmsNorm: "N(x) = x / √(mean(x²) + ε) · g",
     UnitNorm: "N(x) = x / |x|",
     NoNorm: "N(x) = x",
 }
@@ -31,14 +31,14 @@ _POSITIONS = {
     "none": "score(i, j) = f(qᵢ, kⱼ)",
     "query_key_only": "q, k ← W (x + p)      v ← W x",
     "rope": "qᵢ · kⱼ ← (R(i) qᵢ) · (R(j) kⱼ)",
-    "alibi": "score(i, j) = qᵢ · kⱼ − slope · (i − j)",
+    "alibi": "score(i, j) = qᵢ · kⱼ − m · (i − j)",
     "relative_bias": "score(i, j) = qᵢ · kⱼ + b(i − j)",
 }
 
 
 def tokens(vocab: int, n: int) -> list[str]:
     """Return what a text becomes: so many ids of a vocabulary."""
-    return [f"text → (t₁, …, tₙ)   n = {n}   tᵢ ∈ {{0, …, {vocab - 1}}}"]
+    return [f"c₁ c₂ c₃ … → (t₁, …, tₙ)   n = {n}   tᵢ ∈ {{0, …, {vocab - 1}}}"]
 
 
 def embedding(adds_positions: bool, layers: Iterable[AttentionLayer]) -> list[str]:
@@ -60,7 +60,7 @@ def heads(layer: AttentionLayer) -> list[str]:
     own, merge = layer.dims, layer.config.merge
     mixed = "zₕ" if merge.norm is None else "N(zₕ)"
     mixed = mixed if merge.gate is None else f"({mixed} · {merge.gate}(x W_G))"
-    written = f"out = Σₕ {mixed} W_Oʰ" if merge.output else f"out = {mixed}, side by side"
+    written = f"out = Σₕ {mixed} W_Oʰ" if merge.output else f"out = {mixed.replace('zₕ', '[z₁ z₂ …]')}"
     return [written + (" + b" if merge.bias else ""), f"h = 1 … {own.n_heads}   zₕ ∈ R^{own.d_z}"]
 
 
@@ -84,7 +84,7 @@ def _norm(config: NormConfig) -> str:
 
 def induction() -> list[str]:
     """Return where an induction head looks, and how strongly keys of a head read what an earlier one writes."""
-    return ["A[i, j] is large where t[j − 1] = t[i]", "K = |OV₁ QK₂ᵀ| / (|OV₁| |QK₂|)"]
+    return ["A[i, j] ≫ 0  ⇐  t[j − 1] = t[i]", "K = |OV₁ QK₂ᵀ| / (|OV₁| |QK₂|)"]
 
 
 def logits(model: Model) -> list[str]:
