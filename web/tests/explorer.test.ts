@@ -67,10 +67,21 @@ test("a permalink holds the whole state, and nothing is read from another fragme
     key: 1,
     aim: { answer: null, against: 4 },
     tabs: {},
+    chapter: null,
   } as const;
   const link = await written(state);
   expect(link).toMatch(/^[A-Za-z0-9._-]+$/);
   expect(await read(`#${link}`)).toEqual(state);
+  // a chapter of the tour stands in front, or alone
+  const told = { ...state, chapter: 3 };
+  expect(await written(told)).toBe(`learn/3/${link}`);
+  expect(await read(`#learn/3/${link}`)).toEqual(told);
+  expect([
+    await read("#learn/8"),
+    await read("#learn/2/1.nothing"),
+    await read("#learn/9"),
+    await read("#learn/12"),
+  ]).toEqual([{ chapter: 8 }, { chapter: 2 }, null, null]);
   expect([await read(""), await read("#main"), await read("#1.nothing"), await read(`#${link.slice(0, -9)}`)]).toEqual([
     null,
     null,

@@ -485,6 +485,17 @@ class LensView(View):
 
 
 @dataclass(frozen=True)
+class LessonView(View):
+    """A chapter of the tour.
+
+    Args:
+        chapter: Which, from 1 on: ids, embedding, one head, many heads, stream, induction, draw, ablation.
+    """
+
+    chapter: Count = 1
+
+
+@dataclass(frozen=True)
 class OfStack(View):
     """Of one stack.
 

@@ -26,6 +26,7 @@ from glassformer.serve.answers import Answer, taken_apart
 from glassformer.serve.carried import carried
 from glassformer.serve.frames import reduced
 from glassformer.serve.lanes import lanes, mixtures
+from glassformer.serve.lessons import lesson
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
 from glassformer.serve.planes import plane, query_key_plane
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
@@ -61,8 +62,10 @@ def of_both(run: ServedRun, other: ServedRun, view: api.View) -> api.View:
 
     Raises:
         ShapeMismatch: Their texts have other numbers of tokens, or two models read other tokens.
-        ConfigError: A lens that follows the likeliest token of every position, or a plane.
+        ConfigError: A lens that follows the likeliest token of every position, a plane, or a chapter of the tour.
     """
+    if isinstance(view, api.LessonView):
+        raise ConfigError("a chapter is about one run, and has no difference: look at each.")
     run.require_difference(other)
     if isinstance(view, api.PlaneView | api.QueryKeyView):
         raise ConfigError("planes of two runs have axes of their own, and no difference: look at each.")
@@ -332,6 +335,7 @@ QUESTIONS: dict[str, Question] = {
     "sources": Question("run", api.OfLayers, sentence("Which tokens heads' shares of a logit come from"), sources),
     "neurons": Question("run", api.OfLayers, sentence("Which neurons add to a logit"), neurons),
     "roles": Question("run", api.OfStack, sentence("Which known roles heads play on this text"), run_roles),
+    "lesson": Question("run", api.LessonView, sentence("What a chapter of the tour says of this run"), lesson),
     "circuit": Question(
         "head of a model", api.CircuitView, sentence("Token pairs of a head's OV or QK circuit"), circuit
     ),

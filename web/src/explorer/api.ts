@@ -438,6 +438,20 @@ export interface OfStack {
   stack?: string | null;
 }
 
+/** A chapter of the tour. */
+export interface LessonView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Which, from 1 on: ids, embedding, one head, many heads, stream, induction, draw, ablation. */
+  chapter?: number;
+}
+
 /** One circuit of a head. */
 export interface CircuitView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -540,6 +554,7 @@ export interface Views {
   "sources": OfLayers;
   "neurons": OfLayers;
   "roles": OfStack;
+  "lesson": LessonView;
   "circuit": CircuitView;
   "copying": View;
   "skip-trigrams": OfHead;

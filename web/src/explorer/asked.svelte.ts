@@ -1,5 +1,7 @@
 // A question whose answer follows what it depends on: asked again when that changes, the latest alone being waited for.
 
+import { untrack } from "svelte";
+
 import type { Fault } from "./api";
 import { isDropped, Refusal, UNREACHABLE, type Answer, type Question, type Transport } from "./transport";
 
@@ -35,30 +37,37 @@ async function settled(
   return null;
 }
 
-export class Asked {
+export class Asked<Given = undefined> {
   /** The latest answer, which stays while the next is waited for. */
   answer = $state.raw<Answer | null>(null);
+  /** What went with the question that was answered last: of the run of now it may not hold any more. */
+  given = $state.raw<Given | null>(null);
   /** Why there is none. */
   fault = $state.raw<Fault | null>(null);
   isWaiting = $state(false);
   /** The question that was answered last. */
   question = $state.raw<Question | null>(null);
 
-  /** Asks while the component it is made in lives. `make` gives null while there is nothing to ask. */
-  constructor(api: Transport, make: () => Question | null) {
+  /**
+   * Asks while the component it is made in lives. `make` gives null while there is nothing to ask; `give` what the answer
+   * is drawn with, such as the tokens of its run.
+   */
+  constructor(api: Transport, make: () => Question | null, give?: () => Given) {
     const lane = `asked-${(lanes += 1)}`;
     const key = $derived(JSON.stringify(make()));
     $effect(() => {
       const question = JSON.parse(key) as Question | null;
       this.isWaiting = question !== null;
       if (!question) {
-        this.answer = this.fault = this.question = null;
+        this.answer = this.fault = this.question = this.given = null;
         return;
       }
+      const given = untrack(() => give?.() ?? null);
       const leaving = new AbortController();
       void settled(api, question, lane, leaving.signal, (fault) => (this.fault = fault)).then((found) => {
-        if (found)
-          [this.answer, this.fault, this.question, this.isWaiting] = [found.answer, found.fault, question, false];
+        if (!found) return;
+        [this.answer, this.fault, this.isWaiting] = [found.answer, found.fault, false];
+        [this.question, this.given] = [question, given];
       });
       return () => leaving.abort();
     });

@@ -35,6 +35,8 @@ export interface State extends Specs {
   key: number;
   aim: Aim;
   tabs: Readonly<Record<string, string>>;
+  /** Of the tour, while it is open. */
+  chapter: number | null;
 }
 
 export const faultOf = (error: unknown): Fault =>
@@ -72,6 +74,10 @@ export class Explorer implements Looking {
   hovered = $state.raw<Place | null>(null);
   aim = $state.raw<Aim>({ answer: null, against: null });
   source = $state.raw<Source | null>(null);
+  /** The chapter of the tour that is open. */
+  chapter = $state<number | null>(null);
+  /** Whether the page is yet to be brought to what the chapter is about: it was opened, or another text ran. */
+  isArriving = $state(false);
   private running = new AbortController();
 
   constructor(readonly api: Transport) {}
@@ -103,6 +109,9 @@ export class Explorer implements Looking {
   /** Learn of the models, and make the runs of a state; without one, of the text that the first model begins with. */
   async open(state: Partial<State> | null): Promise<void> {
     this.models = await this.api.models();
+    // an address of a chapter alone is about what there is
+    this.learn(state?.chapter ?? null, !state?.a);
+    if (!state?.a && state?.chapter && this.runs) return;
     if (!state?.a) await this.loaded(this.models[0].id);
     // who ran a text in the meantime sees that one
     if (!state?.a && (this.isRunning || this.runs)) return;
@@ -170,6 +179,7 @@ export class Explorer implements Looking {
     if (before?.a.tokens.length !== this.a.tokens.length) this.wanted = { ...this.cursor, query: Infinity };
     if (before?.a.spec.model !== this.a.spec.model) this.aim = { answer: null, against: null };
     this.source = null;
+    if (before?.a.id !== this.a.id && before) this.isArriving = this.chapter !== null;
   }
 
   // ------------------------------------------------------------------------------------------------ doing
@@ -203,6 +213,10 @@ export class Explorer implements Looking {
   };
   aimAt = (aim: Partial<Aim>): void => {
     this.aim = { ...this.aim, ...aim };
+  };
+  /** Open a chapter of the tour, or close it; the page is brought there unless an address has said where one looks. */
+  learn = (chapter: number | null, isArriving = true): void => {
+    [this.chapter, this.isArriving] = [chapter, isArriving && chapter !== null];
   };
   inspect = (source: Source): void => {
     this.source = source;
@@ -242,7 +256,8 @@ export class Explorer implements Looking {
       chosen,
       aim,
       tabs,
+      chapter,
     } = this;
-    return { ...this.specs, level, show: chosen, head: this.head?.label ?? null, query, key, aim, tabs };
+    return { ...this.specs, level, show: chosen, head: this.head?.label ?? null, query, key, aim, tabs, chapter };
   }
 }

@@ -13,6 +13,8 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["x", spoken("set the head to zero in run B")],
   ["i", spoken("where the number under the cursor comes from")],
   ["g", spoken("go to a head or a token")],
+  ["l", spoken("learn: a tour through this run")],
+  ["n p", spoken("in the tour: next chapter, chapter before; so do → and ←, and Esc closes it")],
   ["/", spoken("find heads by score")],
   ["+ − 0", spoken("draw a picture closer, farther, whole")],
   ["Ctrl Z", spoken("undo")],
@@ -22,7 +24,7 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["?", spoken("these keys")],
 ];
 
-interface Page {
+export interface Page {
   open(): void;
   isQuiet(): boolean;
 }
@@ -86,6 +88,10 @@ export function press(event: KeyboardEvent, explorer: Explorer, help: Page): voi
       explorer.level = 1;
       explorer.turn("model", "finder");
       requestAnimationFrame(() => document.querySelector<HTMLElement>("#find-heads")?.focus());
+    },
+    l: () => {
+      explorer.learn(explorer.chapter ?? 1);
+      requestAnimationFrame(() => document.querySelector<HTMLElement>("#tour")?.focus());
     },
     "?": () => help.open(),
     Escape: () => {
