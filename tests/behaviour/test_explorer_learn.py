@@ -220,6 +220,7 @@ def test_another_text_is_told_of_and_shown_where_the_chapter_is_about(explorer: 
     label, query, key = found.sharpest()
     assert shown.locator("#head-title").inner_text().startswith(label)
     assert re.findall(r"\b\d+\b", shown.locator(".pair").inner_text())[0] == str(query)
+    shown.locator("#tour").focus()
     keys(shown, "Escape")
     # single letters can be turned off
     keys(shown, "?")
