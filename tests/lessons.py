@@ -26,7 +26,7 @@ class Found:
         self.model, self.given = model, given
         names = [name for name, site in model.sites().items() if "vocab" not in site.axes]
         self.run = gf.run(model, given, read=names)
-        assert self.run.logits is not None
+        assert self.run.logits is not None and self.run.ids is not None
         self.ids = self.run.ids[0].tolist()
         self.logits = self.run.logits[0, -1].double()
         self.n, self.answer = len(self.ids), int(self.run.logits[0, -1].argmax())
@@ -190,7 +190,7 @@ class Found:
     def of_induction(self) -> dict[str, float]:
         places = [query for query in range(1, self.n) if self.followed(query)]
         found: dict[str, float] = {"heads": len(self.labels), "places": len(places), "named": NAMED}
-        lower = self.labels
+        lower, best = self.labels, ""
         if places:
             scores = {label: self.role(label, self.followed) for label in self.labels}
             best = max(scores, key=scores.__getitem__)

@@ -47,9 +47,10 @@ def lesson(run: ServedRun, view: api.LessonView) -> Answer:
 def _ids(found: Lesson) -> None:
     """1: a text becomes ids."""
     run = found.run
-    side, of_source = run.inputs.source or run.inputs.output, run.inputs.source is not None
+    source = run.model.source if run.inputs.source is not None else None
+    side, of_source = run.inputs.source or run.inputs.output, source is not None
     cards = token_cards(run.model, side, of_source)
-    vocab = run.model.embeddings[run.model.source if of_source else run.model.output].vocab_size
+    vocab = run.model.embeddings[source or run.model.output].vocab_size
     inside = [i for i, card in enumerate(cards) if card.span is not None] or list(range(len(cards)))
     found.query, first = _again([card.id for card in cards], [card.text for card in cards], inside)
     found.key = found.query if first is None else first
@@ -127,8 +128,8 @@ def _split(found: Lesson) -> tuple[int, list[Component], Tensor]:
         raise AnalysisUnavailable("this chapter is about a logit, and the model has none.")
     found.query = run.inputs.output.counts[0] - 1
     answer = run.likeliest(found.query)
-    call, options = analysis.attribution.direct_logit_attribution, {"answer": answer, "position": found.query}
-    split = call(run.read([*card_of(call).reads(run.model), *run.ends]), **options)
+    call = analysis.attribution.direct_logit_attribution
+    split = call(run.read([*card_of(call).reads(run.model), *run.ends]), answer=answer, position=found.query)
     found.reads.append(_ATTRIBUTION)
     found.lines.append(f"split = {_ATTRIBUTION}(run, answer={answer}, position={found.query})")
     parts = found.add("contributions", split.contributions, "split.contributions")
