@@ -31,7 +31,8 @@ FOLDERS = ("book/", "zh/book/")
 PART = re.compile(r"^```(\w*)[^\n]*\n(?P<code>.*?)^```$|\{\{(?P<value>.+?)\}\}", re.MULTILINE | re.DOTALL)
 # what a block printed, which the style sheet tells from what was typed
 PRINTED = "```{{code-block}} text\n:class: printed\n\n{}\n```"
-DPI = 80
+# pictures are drawn smaller than in a notebook and at more dots, so that words in them can be read on a phone
+SMALLER, DPI = 0.75, 120
 
 
 def executed(source: str, page: str, original: str = "") -> str:
@@ -87,7 +88,10 @@ def _value(words: str, names: dict[str, Any], page: str, line: int) -> str:
 def _picture(figure: Any) -> str:
     """Return a figure as an address that holds it; few colours are a third of the bytes."""
     drawn, stored = io.BytesIO(), io.BytesIO()
+    size = figure.get_size_inches()
+    figure.set_size_inches(size * SMALLER)
     figure.savefig(drawn, dpi=DPI)
+    figure.set_size_inches(size)
     Image.open(drawn).convert("RGB").quantize(256).save(stored, "png", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(stored.getvalue()).decode()}"
 
