@@ -52,6 +52,9 @@ def carried(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
     reads = _pattern(looking, position, found) or [f"{head}.z"]
     ids, source = run.inputs.ids, run.inputs.source_ids
     assert ids is not None, "a model of ours reads ids"
+    dtype, n_source = next(model.parameters()).dtype, 0 if source is None else source.shape[1]
+    size = sum(part.state_bytes(position + 1, n_source, dtype) for part in model.output_stack.parts())
+    run.served.limits.require("memory", 2 * size, "bytes of the states around a token")
     states = added_token(model, ids, position, source)
     before, after = (_kept(state, layer) for state in states[:2])
     _bytes(before, after, states, found)

@@ -9,6 +9,7 @@ import glassformer as gf
 from glassformer.attention import Differential, Lightning, Linear, MixerConfig, Softmax
 from glassformer.models import DecoderConfig, Mlp, block
 from glassformer.models.accounting import count_flops, count_parameters, state_bytes
+from glassformer.serve import Limits
 from glassformer.testing.models import drawn, subject
 from one_pass import in_one_pass
 from served import Served, agree, values_of
@@ -72,6 +73,14 @@ def test_a_model_that_reads_texts_whole_keeps_nothing_and_says_so() -> None:
     served = Served({"m": subject("masked_pre", batch=1, dtype=torch.float32).model})
     refused = served.get(f"runs/{served.run('m', IDS)['id']}/added-token/L1H1/2")
     assert refused.status_code == 422 and "reads a text whole" in refused.json()["fault"]["message"]
+
+
+def test_states_that_are_more_than_the_server_may_keep_are_refused() -> None:
+    served = Served({"m": model_of("softmax")}, Limits(memory=2000))
+    run = served.run("m", IDS)["id"]
+    refused = served.get(f"runs/{run}/added-token/L1H1/6")
+    assert refused.status_code == 413 and "states around a token" in refused.json()["fault"]["message"]
+    assert served.get(f"runs/{run}/added-token/L1H1/1").status_code == 200
 
 
 def test_of_a_changed_run_a_state_has_sizes_and_no_numbers() -> None:
