@@ -212,7 +212,8 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
         options = re.findall(r"^\W*--([a-z-]+)", told.partition("Examples:")[2], re.MULTILINE)
         shown[verb] = [one for one in options if one.replace("-", "_") in (*BEFORE, *BEHIND)]
         assert ("stream" in shown[verb]) != (verb in NOT_STREAMED)
-        first[verb] = re.findall(r"[A-Z]+", told.splitlines()[0].partition("]")[2].replace("[OPTIONS]", ""))
+        usage = told.partition("\n\n")[0]
+        first[verb] = re.findall(r"[A-Z]+", usage.partition("]")[2].replace("[OPTIONS]", ""))
     for one, other in combinations(shown.values(), 2):
         assert [x for x in one if x in other] == [x for x in other if x in one]
     stands_for_a_model = {"train": "RECIPE", "models": "NAME", "plot": "RUN", "convert": "IN", "study": "NAME",
