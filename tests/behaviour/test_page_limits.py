@@ -14,7 +14,7 @@ LIMITS = {
     "README.md": ("bytes", 9_000),
     "README.zh.md": ("characters", 9_000),
     "docs/architecture.md": ("lines", 250),
-    "CHANGELOG.md": ("lines of the first release", 210),  # and 10 for each later group of work
+    "CHANGELOG.md": ("lines of the first release", 220),  # and 10 for each later group of work
 }
 MEASURES = {
     "bytes": lambda text: len(text.encode()),
