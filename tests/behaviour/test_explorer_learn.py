@@ -26,8 +26,7 @@ WORKING = """() => document.querySelector('.stale, [aria-busy=true]')
 @pytest.fixture(scope="module")
 def listening() -> Iterator[Listening]:
     server = Listening({name: lambda name=name: gf.load(name) for name in MODELS})
-    for name in MODELS:
-        _ = server.model(name)
+    _ = server.model(MODELS[0])
     yield server
     server.stop()
 
