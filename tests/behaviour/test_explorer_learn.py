@@ -26,8 +26,7 @@ WORKING = """() => document.querySelector('.stale, [aria-busy=true]')
 @pytest.fixture(scope="module")
 def listening() -> Iterator[Listening]:
     server = Listening({name: lambda name=name: gf.load(name) for name in MODELS})
-    for name in MODELS:
-        _ = server.model(name)
+    _ = server.model(MODELS[0])
     yield server
     server.stop()
 
@@ -254,7 +253,7 @@ def test_every_chapter_is_accessible_covers_no_picture_and_fits(
         if width == 390 and tour["height"] > 844 / 2:
             wrong[f"{chapter} is tall"] = tour
         words = shown.locator("#tour .told").inner_text()
-        if ("一" <= max(words) <= "鿿") != (lang == "zh"):
+        if any("一" <= character <= "鿿" for character in words) != (lang == "zh"):
             wrong[f"{chapter} speaks"] = words
     assert wrong == {}
 

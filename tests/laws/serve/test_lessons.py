@@ -29,7 +29,7 @@ def lesson(client: Served, name: str, given: str | list[int], chapter: int) -> d
     return client.ask(f"runs/{client.run(name, given)['id']}/lesson", chapter=chapter)["facts"]
 
 
-@pytest.mark.parametrize("name", ["attn-only-2l", "hybrid-4l"])
+@pytest.mark.parametrize("name", ["attn-only-2l", pytest.param("hybrid-4l", marks=pytest.mark.full)])
 def test_every_number_of_every_chapter_is_what_the_library_gives(name: str) -> None:
     client = served(name)
     for given in (TWICE, ONCE):
@@ -51,6 +51,7 @@ def test_so_it_is_of_other_architectures(name: str, given: str | list[int]) -> N
         assert told == pytest.approx(found.numbers(chapter), rel=2e-4, abs=2e-4), (name, chapter)
 
 
+@pytest.mark.full
 def test_a_claim_says_what_the_numbers_say_and_each_has_another_wording() -> None:
     client = served("attn-only-1l", "attn-only-2l", "hybrid-4l", "gpt2", "lightning_hybrid", "linear")
     seen = dict[tuple[int, str], set[bool]]()
