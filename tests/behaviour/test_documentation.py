@@ -144,6 +144,20 @@ def test_a_page_in_chinese_has_the_sections_code_values_links_and_lists_of_the_e
 
 
 @in_one_pass
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("读它，\n再*加*上去", "读它，再*加*上去"), ("叫做\n词元", "叫做词元"), ("（见\n  “头”", "（见“头”"),
+        ("模型\n`gpt-4l`", None), ("如下：\n- 一", None), ("如下：\n1. 一", None), ("如下：\n```python\n", None),
+        ("一段。\n\n另一段", None),
+        ("| 头 |\n| --- |", None), ("```text\n一，\n二\n```", None), ("one,\nother", None),
+    ],
+)  # fmt: skip
+def test_a_line_of_chinese_ends_without_a_space_unless_a_block_begins_there(written: str, read: str | None) -> None:
+    assert program("_extensions/chinese").joined(written) == (written if read is None else read)
+
+
+@in_one_pass
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
