@@ -127,7 +127,7 @@ def test_a_page_in_chinese_has_the_sections_code_values_links_and_lists_of_the_e
         sections = re.split(r"^(?=#+ )", FENCED.sub("\0", text), flags=re.MULTILINE)
         return [
             (
-                re.match(r"#*", section)[0],
+                re.findall(r"^#*", section),
                 # what is read is translated, comments and what is printed; what runs is the same, but speaks Chinese
                 [re.sub(SPEAKING, "", next(blocks)) for _ in range(section.count("\0"))],
                 # in the order of sentences
