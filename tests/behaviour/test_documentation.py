@@ -163,7 +163,7 @@ def test_a_page_in_chinese_has_the_sections_code_values_links_and_lists_of_the_e
         sections = re.split(r"^(?=#+ )", FENCED.sub("\0", text), flags=re.MULTILINE)
         return [
             (
-                re.match(r"#*", section)[0],
+                re.findall(r"^#*", section),
                 # what is read is translated, comments and what is printed; what runs is the same, but speaks Chinese
                 [re.sub(SPEAKING, "", next(blocks)) for _ in range(section.count("\0"))],
                 # in the order of sentences
@@ -177,6 +177,20 @@ def test_a_page_in_chinese_has_the_sections_code_values_links_and_lists_of_the_e
     assert shape(chinese) == shape(english)
     first = {page: LINK.findall(page.read_text(encoding="utf-8"))[0] for page in (english, chinese)}
     assert [(page.parent / link).resolve() for page, link in first.items()] == [chinese, english]
+
+
+@in_one_pass
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("读它，\n再*加*上去", "读它，再*加*上去"), ("叫做\n词元", "叫做词元"), ("（见\n  “头”", "（见“头”"),
+        ("模型\n`gpt-4l`", None), ("如下：\n- 一", None), ("如下：\n1. 一", None), ("如下：\n```python\n", None),
+        ("一段。\n\n另一段", None),
+        ("| 头 |\n| --- |", None), ("```text\n一，\n二\n```", None), ("one,\nother", None),
+    ],
+)  # fmt: skip
+def test_a_line_of_chinese_ends_without_a_space_unless_a_block_begins_there(written: str, read: str | None) -> None:
+    assert program("_extensions/chinese").joined(written) == (written if read is None else read)
 
 
 @in_one_pass
