@@ -1,7 +1,8 @@
-"""Results as HTML pages that open from disk, and the page of a server."""
+"""Results as HTML pages that open from disk, the page of a server, and both in a cell of a notebook."""
 
 from glassformer.render.page.page import (
     attention_page,
+    cell_module,
     circuits_page,
     explanation_page,
     explorer_files,
@@ -12,6 +13,7 @@ from glassformer.render.page.results import results_document
 
 __all__ = [
     "attention_page",
+    "cell_module",
     "circuits_page",
     "explanation_page",
     "explorer_files",

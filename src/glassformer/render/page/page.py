@@ -33,7 +33,7 @@ _DOCUMENT = """<!doctype html>
 <style>
 {style}</style>
 </head>
-<body>
+<body class="page">
 <noscript><p>{noscript}</p></noscript>
 <script type="application/json" id="{kind}">{data}</script>
 <script>{script}</script>
@@ -50,7 +50,7 @@ _EXPLORER = """<!doctype html>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/explorer.css?lang={lang}&amp;digest={digest}">
 </head>
-<body class="explorer">
+<body class="page explorer">
 <noscript><p>{noscript}</p></noscript>
 <script src="/explorer.js?lang={lang}&amp;digest={digest}"></script>
 </body>
@@ -120,8 +120,8 @@ def explorer_files() -> dict[str, str]:
     The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server. Where it
     asks for them it gives their digest, so that a browser may keep what it got, and what it made of it.
     """
-    script = '"use strict";\n{\n' + colour_script() + _spoken("explorer", {}) + _built("explorer.js") + "}\n"
-    style = colour_style() + _built("page.css") + _built("explorer.css")
+    script = _script("explorer", {})
+    style = _style("explorer")
     page = _EXPLORER.format(
         lang=language(),
         digest=hashlib.sha256((script + style).encode()).hexdigest()[:16],
@@ -130,14 +130,38 @@ def explorer_files() -> dict[str, str]:
     return {"index.html": page, "explorer.js": script, "explorer.css": style}
 
 
+def cell_module(kind: str, payload: Mapping[str, Any] | None = None) -> str:
+    """Module that draws a page in a cell of a notebook, as anywidget asks for one: it carries script and style sheet.
+
+    Args:
+        kind: Of page.
+        payload: The document that will be drawn, whose words are said in the language that is spoken.
+    """
+    # each view runs the script anew, and so has what the script keeps to itself
+    page = f"const script = () => {{\n{_built(f'{kind}.js')}return page;\n}};\n"
+    known = colour_script() + _spoken([kind, "widget"], payload or {})
+    return f"{known}{page}{_built('widget.js')}export default notebook.widget(script, {json_text(_style(kind))});\n"
+
+
+def _script(kind: str, payload: Mapping[str, Any]) -> str:
+    """Return the script of a page: it draws the page into the body."""
+    known = colour_script() + _spoken([kind], payload)
+    return f'"use strict";\n{{\n{known}{_built(f"{kind}.js")}page.open(document.body);\n}}\n'
+
+
+def _style(kind: str) -> str:
+    own = _built("explorer.css") if kind == "explorer" else ""
+    return colour_style() + _built("page.css") + own
+
+
 def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
-    script = '"use strict";\n{\n' + colour_script() + _spoken(kind, payload) + _built(f"{kind}.js") + "}\n"
+    script = _script(kind, payload)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         lang=language(),
         digest=f"sha256-{digest}",
         title=html.escape(title),
-        style=colour_style() + _built("page.css"),
+        style=_style(kind),
         noscript=spoken(
             "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
             "loads nothing."
@@ -148,10 +172,11 @@ def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _spoken(kind: str, payload: Mapping[str, Any]) -> str:
-    """Return a script that holds what words of the page's script and document are in its language, unless English."""
+def _spoken(scripts: Sequence[str], payload: Mapping[str, Any]) -> str:
+    """Return a script that holds what words of scripts and of a document are in the page's language, unless English."""
     known = table(language())
-    said = {english: known[english] for english in _texts_of_scripts()[kind] if english in known}
+    texts = [english for name in scripts for english in _texts_of_scripts()[name]]
+    said = {english: known[english] for english in texts if english in known}
     if language() != "en":
         for text in _texts(payload):
             # names of classes and fields are shown as words

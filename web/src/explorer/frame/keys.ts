@@ -72,6 +72,7 @@ export function press(event: KeyboardEvent, explorer: Explorer, help: Page): voi
   }
   if (ctrlKey || metaKey || altKey || (key.length === 1 && help.isQuiet())) return;
   const { cursor, head } = explorer;
+  const tree = (event.currentTarget as Element).getRootNode() as Document | ShadowRoot;
   const doings: Readonly<Record<string, () => void>> = {
     a: () => (explorer.chosen = "a"),
     b: () => (explorer.chosen = "b"),
@@ -81,11 +82,11 @@ export function press(event: KeyboardEvent, explorer: Explorer, help: Page): voi
     ",": () => explorer.select({ query: cursor.query - 1 }),
     ".": () => explorer.select({ query: cursor.query + 1 }),
     x: () => head && explorer.change({ edit: "scale", site: `${head.label}.z`, value: 0 }),
-    g: () => document.querySelector<HTMLElement>("#go-to")?.focus(),
+    g: () => tree.querySelector<HTMLElement>("#go-to")?.focus(),
     "/": () => {
       explorer.level = 1;
       explorer.turn("model", "finder");
-      requestAnimationFrame(() => document.querySelector<HTMLElement>("#find-heads")?.focus());
+      requestAnimationFrame(() => tree.querySelector<HTMLElement>("#find-heads")?.focus());
     },
     "?": () => help.open(),
     Escape: () => {
