@@ -4,10 +4,12 @@ from glassformer.render.page.page import (
     attention_page,
     cell_module,
     circuits_page,
+    document_page,
     explanation_page,
     explorer_files,
     results_page,
     study_page,
+    title_of,
 )
 from glassformer.render.page.results import results_document
 
@@ -15,9 +17,11 @@ __all__ = [
     "attention_page",
     "cell_module",
     "circuits_page",
+    "document_page",
     "explanation_page",
     "explorer_files",
     "results_document",
     "results_page",
     "study_page",
+    "title_of",
 ]

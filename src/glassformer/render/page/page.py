@@ -67,7 +67,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
     """
-    return _page("explanation", payload, spoken("{model} explained", model=payload["model"]["name"]))
+    return document_page("explanation", payload)
 
 
 def attention_page(payload: Mapping[str, Any]) -> str:
@@ -76,8 +76,7 @@ def attention_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: What `analysis.reports.attention.Attention` writes, format version 1.
     """
-    title = spoken("What the heads of {model} look at", model=payload["model"]["name"])
-    return _page("attention", payload, title)
+    return document_page("attention", payload)
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:
@@ -86,7 +85,7 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
     """
-    return _page("circuits", payload, spoken("The circuits of {model}", model=payload["model"]["name"]))
+    return document_page("circuits", payload)
 
 
 def study_page(payload: Mapping[str, Any]) -> str:
@@ -95,7 +94,7 @@ def study_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report (``glassformer.study.report``), format version 2.
     """
-    return _page("study", payload, payload["study"])
+    return document_page("study", payload)
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
@@ -108,10 +107,46 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
     Raises:
         ConfigError: There is no result, or something else among them.
     """
-    document = results_document(results, head)
-    kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
-    names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
-    return _page("results", document, spoken("{names} of {model}", names=names, model=model) if model else names)
+    return document_page("results", results_document(results, head))
+
+
+def document_page(kind: str, payload: Mapping[str, Any]) -> str:
+    """Page of a document: one self-contained HTML document.
+
+    Args:
+        kind: Of page: `explanation`, `attention`, `circuits`, `results` or `study`.
+        payload: The document.
+    """
+    script = _script(kind, payload)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _DOCUMENT.format(
+        lang=language(),
+        digest=f"sha256-{digest}",
+        title=html.escape(title_of(kind, payload)),
+        style=_style(kind),
+        noscript=spoken(
+            "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
+            "loads nothing."
+        ),
+        kind=kind,
+        data=_embedded(payload),
+        script=script,
+    )
+
+
+def title_of(kind: str, payload: Mapping[str, Any]) -> str:
+    """What a page is called, in the language that is spoken, by its kind and its document."""
+    model = payload.get("model", {}).get("name")
+    if kind == "explanation":
+        return spoken("{model} explained", model=model)
+    if kind == "attention":
+        return spoken("What the heads of {model} look at", model=model)
+    if kind == "circuits":
+        return spoken("The circuits of {model}", model=model)
+    if kind == "study":
+        return payload["study"]
+    names = spoken(", ").join(dict.fromkeys(spoken(spaced(entry["result"])) for entry in payload["results"]))
+    return spoken("{names} of {model}", names=names, model=model) if model else names
 
 
 def explorer_files() -> dict[str, str]:
@@ -152,24 +187,6 @@ def _script(kind: str, payload: Mapping[str, Any]) -> str:
 def _style(kind: str) -> str:
     own = _built("explorer.css") if kind == "explorer" else ""
     return colour_style() + _built("page.css") + own
-
-
-def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
-    script = _script(kind, payload)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _DOCUMENT.format(
-        lang=language(),
-        digest=f"sha256-{digest}",
-        title=html.escape(title),
-        style=_style(kind),
-        noscript=spoken(
-            "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
-            "loads nothing."
-        ),
-        kind=kind,
-        data=_embedded(payload),
-        script=script,
-    )
 
 
 def _spoken(scripts: Sequence[str], payload: Mapping[str, Any]) -> str:
