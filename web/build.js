@@ -76,7 +76,10 @@ mkdirSync(out, { recursive: true });
 const words = {};
 const licences = new Set();
 const pages = readdirSync(join(root, "src", "pages")).sort();
-for (const [file, name] of [...pages.map((page) => [join("pages", page), "page"]), ["notebook/widget.ts", "notebook"]]) {
+for (const [file, name] of [
+  ...pages.map((page) => [join("pages", page), "page"]),
+  ["notebook/widget.ts", "notebook"],
+]) {
   const [kind, said] = [basename(file, ".ts"), new Set()];
   const [chunk] = await bundled(join(root, "src", file), { format: "iife", name }, said);
   writeFileSync(join(out, `${kind}.js`), embeddable(chunk.code));

@@ -55,14 +55,16 @@ def _channels(colour: str) -> list[int]:
     return list(bytes.fromhex(colour.removeprefix("#")))
 
 
-def _framed(image: UInt8[Tensor, "row column channel"]) -> UInt8[Tensor, "row column channel"]:
+def _framed(image: UInt8[Tensor, "row column channel"]) -> UInt8[Tensor, "pixel_row pixel_column channel"]:
     """Return an image with each cell as a square of whole pixels, and white around it."""
     by = -(-_SIDE // max(image.shape[:2]))
     large = image.repeat_interleave(by, 0).repeat_interleave(by, 1)
     return _padded(large, large.shape[1] + _GAP, large.shape[0] + _GAP)
 
 
-def _padded(image: UInt8[Tensor, "row column channel"], width: int, height: int = 0) -> UInt8[Tensor, "row column channel"]:
+def _padded(
+    image: UInt8[Tensor, "row column channel"], width: int, height: int = 0
+) -> UInt8[Tensor, "pixel_row pixel_column channel"]:
     """Return an image with white on its right and below it."""
     down, across = max(0, height - image.shape[0]), width - image.shape[1]
     return torch.nn.functional.pad(image, (0, 0, 0, across, 0, down), value=255)

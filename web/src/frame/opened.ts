@@ -2,6 +2,7 @@
 
 import { mount, unmount, type Component } from "svelte";
 
+import { contextOfPage } from "../context";
 import { paintedAs } from "../theme.svelte";
 
 export interface Opened {
@@ -16,7 +17,7 @@ export function opened<Props extends Record<string, unknown>>(
   props: Props,
 ): Opened {
   const { repaint, stop } = paintedAs(target);
-  const drawn = mount(page, { target, props });
+  const drawn = mount(page, { target, props, context: contextOfPage(target.getRootNode() !== document) });
   return {
     repaint,
     close() {

@@ -13,7 +13,6 @@ export function isOnDark(element: Element): boolean {
 
 /** Have the rules for dark screens of a sheet hold, or not hold, whatever the browser prefers. */
 export function themed(sheet: CSSStyleSheet, isDark: boolean, known: Set<CSSMediaRule>): void {
-  for (const rule of sheet.cssRules)
-    if (rule instanceof CSSMediaRule && rule.conditionText === DARK) known.add(rule);
+  for (const rule of sheet.cssRules) if (rule instanceof CSSMediaRule && rule.conditionText === DARK) known.add(rule);
   for (const rule of known) rule.media.mediaText = isDark ? "screen" : "not all";
 }

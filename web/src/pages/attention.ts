@@ -5,4 +5,6 @@ import type { Cell } from "../frame/cell";
 import { opened, type Opened } from "../frame/opened";
 
 export const open = (target: HTMLElement, cell?: Cell): Opened =>
-  opened(AttentionPage, target, { data: cell ? (cell.document() as AttentionDocument) : carried<AttentionDocument>("attention") });
+  opened(AttentionPage, target, {
+    data: cell ? (cell.document() as AttentionDocument) : carried<AttentionDocument>("attention"),
+  });

@@ -5,4 +5,6 @@ import type { Cell } from "../frame/cell";
 import { opened, type Opened } from "../frame/opened";
 
 export const open = (target: HTMLElement, cell?: Cell): Opened =>
-  opened(CircuitsPage, target, { data: cell ? (cell.document() as CircuitsDocument) : carried<CircuitsDocument>("circuits") });
+  opened(CircuitsPage, target, {
+    data: cell ? (cell.document() as CircuitsDocument) : carried<CircuitsDocument>("circuits"),
+  });

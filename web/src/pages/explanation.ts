@@ -5,4 +5,6 @@ import type { Cell } from "../frame/cell";
 import { opened, type Opened } from "../frame/opened";
 
 export const open = (target: HTMLElement, cell?: Cell): Opened =>
-  opened(ExplanationPage, target, { data: cell ? (cell.document() as ExplanationDocument) : carried<ExplanationDocument>("explanation") });
+  opened(ExplanationPage, target, {
+    data: cell ? (cell.document() as ExplanationDocument) : carried<ExplanationDocument>("explanation"),
+  });

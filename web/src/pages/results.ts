@@ -5,4 +5,6 @@ import { opened, type Opened } from "../frame/opened";
 import ResultsPage from "../results/ResultsPage.svelte";
 
 export const open = (target: HTMLElement, cell?: Cell): Opened =>
-  opened(ResultsPage, target, { data: cell ? (cell.document() as ResultsDocument) : carried<ResultsDocument>("results") });
+  opened(ResultsPage, target, {
+    data: cell ? (cell.document() as ResultsDocument) : carried<ResultsDocument>("results"),
+  });
