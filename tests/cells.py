@@ -14,7 +14,8 @@ const views = [], cells = [];
 async function draw(script, traits, width) {
     const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
     const { default: widget } = await import(address);
-    const heard = {}, at = cells.length, cell = document.querySelector("main").appendChild(document.createElement("div"));
+    const heard = {}, at = cells.length;
+    const cell = document.querySelector("main").appendChild(document.createElement("div"));
     cell.style.width = width;
     const model = {
         get: (name) => traits[name],
@@ -52,7 +53,7 @@ class Cells:
         at, traits = len(self.widgets), {name: value for name, value in widget.get_state().items() if name != "layout"}
         widget.send = lambda part, buffers: self._parts.put((at, part, buffers[0]))
         self.widgets.append(widget)
-        self.page.evaluate("([script, traits, width]) => draw(script, traits, width)", [traits.pop("_esm"), traits, width])
+        self.page.evaluate("given => draw(...given)", [traits.pop("_esm"), traits, width])
 
     def until(self, expression: str) -> Any:
         """Carry messages until an expression is true, and return it."""
@@ -69,7 +70,8 @@ class Cells:
         """Carry messages until nothing in a cell is being computed."""
         tree = f"cells[{at}].cell.shadowRoot"
         self.until(f"{tree}.querySelector('.headmap')")
-        self.until(f"!{tree}.querySelector('.stale, [aria-busy=true]') && !/computing…|running…/.test({tree}.textContent)")
+        self.until(f"!{tree}.querySelector('.stale, [aria-busy=true]')")
+        self.until(f"!/computing…|running…/.test({tree}.textContent)")
 
     def _told(self, at: int, message: str) -> None:
         # as ipywidgets hands on what comes

@@ -1,4 +1,4 @@
-"""The explorer in JupyterLab itself: a cell is run, keys move among heads, and what is shown are the library's numbers."""
+"""The explorer in JupyterLab itself: a cell is run, keys move among heads, and numbers are the library's."""
 
 import json
 import os
@@ -95,7 +95,8 @@ def test_a_cell_of_jupyterlab_draws_the_explorer_and_its_keys_move_among_heads(b
         shown.wait_for()
         page.locator("h2", has_text="L1H6").first.wait_for()
         page.locator(".pipeline:not(.stale)").wait_for()
-        weight = gf.run(gf.load("attn-only-2l"), TEXT, read="L1H6.pattern")["L1H6.pattern"].values.flatten(0, -3)[0, -1, 0]
+        run = gf.run(gf.load("attn-only-2l"), TEXT, read="L1H6.pattern")
+        weight = run["L1H6.pattern"].values.flatten(0, -3)[0, -1, 0]
         assert float(shown.locator(".number").last.inner_text()) == pytest.approx(float(weight), rel=1e-5)
         assert page.locator(".jp-CodeCell").count() == 1
         # light or dark is the notebook's, whatever the browser prefers

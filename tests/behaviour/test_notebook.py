@@ -126,7 +126,8 @@ def test_nothing_but_the_api_is_asked_by_messages(served: Served) -> None:
     for path in ("/", "/explorer.js", "http://elsewhere/api/v1/models", ""):
         asking.send("1", path)
     asking.send("2", f"{ROOT}/models", authorization="Bearer of-nobody")
-    assert asking.parts.get(timeout=20)[0] | {"headers": {}} == {"id": "2", "status": 200, "headers": {}, "isLast": True}
+    found = asking.parts.get(timeout=20)[0]
+    assert (found["id"], found["status"]) == ("2", 200)
     assert asking.parts.empty()
 
 
@@ -280,7 +281,8 @@ def test_a_result_and_a_run_are_drawn_in_cells(page: Any) -> None:
     # a link to a section scrolls to it, and is none of the notebook's
     page.locator("nav a").nth(3).click()
     page.wait_for_timeout(100)
-    assert page.url == "about:blank" and page.evaluate("cells[0].cell.shadowRoot.querySelector('.page').scrollTop") > 100
+    assert page.url == "about:blank"
+    assert page.evaluate("cells[0].cell.shadowRoot.querySelector('.page').scrollTop") > 100
     for found in (explained, lens):
         html = found.widget()._repr_mimebundle_()[0]["text/html"]
         assert html == found._repr_html_() and "<script" not in html

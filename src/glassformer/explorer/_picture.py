@@ -1,4 +1,4 @@
-"""What every head of a run looks at, as one image that needs no script: layers from the last down, heads side by side."""
+"""What every head of a run looks at, as one image without scripts: layers from the last down, heads side by side."""
 
 import base64
 import struct
@@ -37,8 +37,9 @@ def _tiles(patterns: Labelled) -> list[UInt8[Tensor, "row column channel"]]:
     values = patterns.values.flatten(0, -3).float().cpu()
     is_signed = bool((values < 0).any())
     limit = float(values.nan_to_num().abs().max()) or 1.0
-    colours = [_coloured(one / (limit if is_signed else 1.0), "diverging" if is_signed else "sequential") for one in values]
-    return [_framed(one) for one in colours]
+    if is_signed:
+        return [_framed(_coloured(one / limit, "diverging")) for one in values]
+    return [_framed(_coloured(one, "sequential")) for one in values]
 
 
 def _coloured(values: Float[Tensor, "query key"], ramp: Ramp) -> UInt8[Tensor, "query key channel"]:

@@ -54,7 +54,7 @@ def widget(
         from glassformer.explorer._cell import ExplorerWidget
         from glassformer.serve.routes import application
     except ImportError as error:
-        raise MissingExtra("the explorer in a notebook needs anywidget: pip install 'glassformer[notebook]'.") from error
+        raise MissingExtra("widgets need anywidget and Starlette: pip install 'glassformer[notebook]'.") from error
     ours = require_model(model)
     store, token = _store_of(ours), secrets.token_urlsafe(24)
     run = _begun(store, ours, text, target)

@@ -1,4 +1,4 @@
-"""Pages as widgets: what a notebook shows of itself draws a page by the script that draws it everywhere. Needs anywidget."""
+"""Pages as widgets: what a cell of a notebook shows, drawn by the script that draws the page. Needs anywidget."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,9 +3,9 @@
 A widget's view has no address to ask at: it sends a message to the kernel, which is put to the application as a
 request, and the answer goes back in parts, its bytes beside each.
 
-    {"id": "7-1/3", "method": "GET", "path": "/api/v1/models", "headers": {}, "body": null}         asked
-    {"id": "7-1/3", "isDropped": true}                                                    not wanted any more
-    {"id": "7-1/3", "status": 200, "headers": {…}, "isLast": true}, [bytes]              answered, in one part or several
+    {"id": "7-1/3", "method": "GET", "path": "/api/v1/models", "headers": {}, "body": null}       asked
+    {"id": "7-1/3", "isDropped": true}                                                  not wanted any more
+    {"id": "7-1/3", "status": 200, "headers": {…}, "isLast": true}, [bytes]            answered, in one part or several
 """
 
 import asyncio
@@ -84,12 +84,13 @@ class Channel:
         """Return what an application is told of a request: of HTTP, from this machine, with the token."""
         address = urlsplit(str(message["path"]))
         said = {"host": _HOST, "authorization": f"Bearer {self._token}"}
-        asked = {str(name).lower(): str(value) for name, value in (message.get("headers") or {}).items()}
-        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in (asked | said).items()]
+        asked = {str(name).lower(): str(value) for name, value in (message.get("headers") or {}).items()} | said
+        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in asked.items()]
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
-            "method": str(message.get("method", "GET")), "path": unquote(address.path), "raw_path": address.path.encode(),
-            "query_string": address.query.encode(), "headers": headers, "server": (_HOST, 80), "client": (_HOST, 0),
+            "method": str(message.get("method", "GET")), "path": unquote(address.path),
+            "raw_path": address.path.encode(), "query_string": address.query.encode(), "headers": headers,
+            "server": (_HOST, 80), "client": (_HOST, 0),
         }  # fmt: skip
 
 
