@@ -22,7 +22,7 @@ _CELLS, _SIDE, _GAP = 48, 72, 6  # of a pattern: cells along a side at most, pix
 def picture(run: ServedRun) -> str:
     """Return an image element with the patterns of all heads; empty where none has one. On the thread of the model."""
     arrays = QUESTIONS["thumbs"].answer(run, Thumbs(size=_CELLS)).arrays
-    rows = [torch.cat(_tiles(one), 1) for one in reversed(arrays.values())]
+    rows = [torch.cat(_tiles(one), 1) for one in reversed([*arrays.values()])]
     if not rows:
         return ""
     width = max(row.shape[1] for row in rows)
