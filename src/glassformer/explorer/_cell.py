@@ -50,6 +50,8 @@ class ExplorerWidget(PageWidget):
 
 def _static(title: str, run: ServedRun) -> str:
     """Return the run as it began, as HTML without scripts: its tokens, and a picture of every head."""
-    tokens = " ".join(f"<code>{escape(token)}</code>" for token in run.inputs.output.tokens[0][:_MOST])
+    tokens = " ".join(
+        f"<code>{escape(token)}</code>".replace("\n", "⏎") for token in run.inputs.output.tokens[0][:_MOST]
+    )
     image = run.served.worker.submit(lambda: picture(run)).result()
     return f"<div><p><b>{escape(title)}</b>: {tokens}</p>{image}</div>"
