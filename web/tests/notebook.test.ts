@@ -78,6 +78,18 @@ test.each(["comm:close", "comm_live_update"])("a kernel that ended is said to ha
   expect(sent).toHaveLength(1);
 });
 
+test("a notebook that cannot send has no such kernel any more", async () => {
+  const { model, sent } = modelOf();
+  const transport = new HttpTransport(new Kernel(model).ask);
+  const before = transport.models();
+  model.send = () => {
+    throw new Error("Cannot send");
+  };
+  await expect(transport.load("m")).rejects.toMatchObject({ fault: { code: GONE } });
+  await expect(before).rejects.toMatchObject({ fault: { code: GONE } });
+  expect(sent).toHaveLength(1);
+});
+
 test("a view that is closed drops what it asked for, and hears nothing more", async () => {
   const { model, sent, listening } = modelOf();
   const kernel = new Kernel(model);

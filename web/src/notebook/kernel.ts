@@ -59,7 +59,7 @@ export class Kernel {
       signal?.throwIfAborted();
       signal?.addEventListener("abort", () => this.drop(id, signal.reason));
       this.waiting.set(id, { answer, refuse, rest: null });
-      this.model.send({ id, method, path, headers, body });
+      this.tell({ id, method, path, headers, body });
     });
   };
 
@@ -71,11 +71,20 @@ export class Kernel {
     this.model.off("comm:close", this.ended);
   }
 
+  private tell(message: object): void {
+    try {
+      this.model.send(message);
+    } catch {
+      // a kernel that was started again has no such widget, which a notebook says when it is to send something
+      this.ended();
+    }
+  }
+
   private drop(id: string, reason: unknown): void {
     const waiting = this.waiting.get(id);
     if (!waiting) return;
     this.waiting.delete(id);
-    if (this.isLive) this.model.send({ id, isDropped: true });
+    if (this.isLive) this.tell({ id, isDropped: true });
     if (waiting.rest) waiting.rest.error(reason);
     else waiting.refuse(reason);
   }
