@@ -1,5 +1,6 @@
-// Builds the scripts and the style sheet that pages carry, into the folder that is named: for each kind of page one script
-// that runs by itself, and the English texts that it says, which are looked up in the table of the page's language.
+// Builds the scripts and the style sheets that pages carry, into the folder that is named: for each kind of page one script,
+// whose `page.open` draws it, and the English texts that it says, which are looked up in the table of the page's language.
+// A cell of a notebook is drawn by the same scripts, and `widget.js` beside them.
 
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { basename, join } from "node:path";
@@ -53,30 +54,40 @@ function licencesOf(modules) {
   });
 }
 
-async function bundled(input, format, said = new Set()) {
-  const { output } = await build({
+/** Bundle a module and what it imports; a script has what it exports under a name. */
+async function bundled(input, output, said = new Set()) {
+  const { output: found } = await build({
     root,
     configFile: false,
     logLevel: "warn",
     mode: "production",
     plugins: [svelte({ configFile: false }), saidIn(said)],
-    build: { write: false, target: "es2023", modulePreload: false, rolldownOptions: { input, output: { format } } },
+    build: {
+      write: false,
+      target: "es2023",
+      modulePreload: false,
+      rolldownOptions: { input, output, preserveEntrySignatures: "strict" },
+    },
   });
-  return output;
+  return found;
 }
 
 mkdirSync(out, { recursive: true });
 const words = {};
 const licences = new Set();
-for (const file of readdirSync(join(root, "src", "pages")).sort()) {
+const pages = readdirSync(join(root, "src", "pages")).sort();
+for (const [file, name] of [
+  ...pages.map((page) => [join("pages", page), "page"]),
+  ["notebook/widget.ts", "notebook"],
+]) {
   const [kind, said] = [basename(file, ".ts"), new Set()];
-  const [chunk] = await bundled(join(root, "src", "pages", file), "iife", said);
+  const [chunk] = await bundled(join(root, "src", file), { format: "iife", name }, said);
   writeFileSync(join(out, `${kind}.js`), embeddable(chunk.code));
   words[kind] = [...said].filter((text) => text !== "").sort();
   for (const licence of licencesOf(chunk.modules)) licences.add(licence);
 }
 for (const name of ["page.css", "explorer.css"]) {
-  const [sheet] = await bundled(join(root, "src", name), "es");
+  const [sheet] = await bundled(join(root, "src", name), { format: "es" });
   writeFileSync(join(out, name), sheet.source);
 }
 writeFileSync(join(out, "words.json"), `${JSON.stringify(words, null, 1)}\n`);

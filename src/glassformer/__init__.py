@@ -69,6 +69,7 @@ _PACKAGES = (
     "checkpoints",
     "data",
     "errors",
+    "explorer",
     "handmade",
     "models",
     "render",

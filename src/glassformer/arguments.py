@@ -78,6 +78,7 @@ class _Some:
 # how many of something there are, none included or not
 Natural = Annotated[int, Within(0, LARGEST)]
 Count = Annotated[int, Within(1, LARGEST)]
+Pixels = Annotated[int, Within(100, 10_000)]  # of a page's height
 Several = Annotated[Sequence[T], _Some()]
 Counts = Annotated[tuple[Count, ...], _Some()]
 # how many different ones there are of what a vocabulary has a token for, or a row may hold

@@ -2,11 +2,10 @@
 
 import { flushSync } from "svelte";
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const print = matchMedia("print");
-const now = (): "light" | "dark" => (dark.matches && !print.matches ? "dark" : "light");
+type Theme = "light" | "dark";
 
-let current = $state.raw(now());
+let current = $state.raw<Theme>("light");
+let painter: Element | null = null; // whose style says what colours are
 
 export const theme = {
   get current() {
@@ -24,18 +23,23 @@ export function paint(name: string): string {
   void current;
   let value = painted.get(name);
   if (value === undefined) {
-    value = getComputedStyle(document.documentElement).getPropertyValue(name);
+    value = getComputedStyle(painter!).getPropertyValue(name);
     painted.set(name, value);
   }
   return value;
 }
 
-for (const query of [dark, print]) {
+/** Paint pictures in the colours of an element, and anew when the browser's theme changes, until that is stopped. */
+export function paintedAs(element: Element): { repaint: () => void; stop: () => void } {
+  painter = element;
   // at once: what is printed is what stands there when this returns
-  query.addEventListener("change", () =>
+  const repaint = () =>
     flushSync(() => {
       painted.clear();
-      current = now();
-    }),
-  );
+      current = paint("--theme").trim() as Theme;
+    });
+  const queries = ["(prefers-color-scheme: dark)", "print"].map((media) => matchMedia(media));
+  for (const query of queries) query.addEventListener("change", repaint);
+  repaint();
+  return { repaint, stop: () => queries.forEach((query) => query.removeEventListener("change", repaint)) };
 }

@@ -2,7 +2,6 @@
 
 const steps = Array.from({ length: 257 }, (_, i) => i.toString(16).padStart(6, "0")).join("");
 const ramps = { sequential: steps, diverging: steps };
-const nothing = () => undefined;
 
 Object.assign(globalThis, {
   DICTIONARY: new Map([
@@ -10,5 +9,4 @@ Object.assign(globalThis, {
     ["induction", "归纳"],
   ]),
   RAMPS: { light: ramps, dark: ramps },
-  matchMedia: () => ({ matches: false, addEventListener: nothing }),
 });

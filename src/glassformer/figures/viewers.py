@@ -16,6 +16,10 @@ class Viewer(Protocol):
         """Display the page in a notebook; elsewhere print tables."""
         ...
 
+    def widget(self, found: Any, height: int) -> Any:
+        """Return the page as a widget of a notebook, so many pixels high."""
+        ...
+
     def summary(self, found: Any) -> str:
         """Return a few lines of HTML without scripts."""
         ...

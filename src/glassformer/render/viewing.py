@@ -8,19 +8,23 @@ import sys
 from collections.abc import Mapping
 from functools import singledispatch
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from glassformer.analysis import Run
 from glassformer.analysis.reports import Circuits, Explanation
 from glassformer.analysis.reports.attention import attention_of
+from glassformer.errors import MissingExtra
 from glassformer.labelled import Labelled, Result, results_within, spaced
-from glassformer.render.page import attention_page, circuits_page, explanation_page, results_page
+from glassformer.render.page import document_page, results_document, title_of
 from glassformer.render.page.results import about
 from glassformer.render.terminal import show as print_tables
 from glassformer.render.terminal.attention import most_seen
 from glassformer.render.terminal.tables import labels_of
+
+if TYPE_CHECKING:
+    from glassformer.render.widget import PageWidget
 
 # lines of a summary, entries of each tensor in it; height of a page in a notebook, in pixels
 MOST_ROWS, MOST_LARGEST, HEIGHT = 24, 3, 720
@@ -29,25 +33,50 @@ _LEFT = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
 
 
 @singledispatch
-def page(found: Result | Run) -> str:
-    """Return a result's page: an explanation and a circuits report have their own, others one made of their numbers."""
+def document(found: Result | Run) -> tuple[str, Mapping[str, Any]]:
+    """Return the kind of page that something has, and the document that it draws.
+
+    An explanation and a circuits report have a page of their own, other results one made of their numbers.
+    """
     assert isinstance(found, Result), "a run has a page of its own"
-    return results_page(found)
+    return "results", results_document(found)
 
 
-@page.register
-def _(found: Explanation) -> str:
-    return explanation_page(found.to_dict())
+@document.register
+def _(found: Explanation) -> tuple[str, Mapping[str, Any]]:
+    return "explanation", found.to_dict()
 
 
-@page.register
-def _(found: Circuits) -> str:
-    return circuits_page(found.to_dict())
+@document.register
+def _(found: Circuits) -> tuple[str, Mapping[str, Any]]:
+    return "circuits", found.to_dict()
 
 
-@page.register
-def _(found: Run) -> str:
-    return attention_page(attention_of(found).to_dict())
+@document.register
+def _(found: Run) -> tuple[str, Mapping[str, Any]]:
+    return "attention", attention_of(found).to_dict()
+
+
+def page(found: Result | Run) -> str:
+    """Return the page of a result or a run, one HTML document."""
+    return document_page(*document(found))
+
+
+def widget(found: Result | Run, height: int) -> Any:
+    """Return the page of a result or a run as a widget of a notebook; raises `MissingExtra` without anywidget."""
+    kind, payload = document(found)
+    return page_widget()(
+        kind, payload, height=height, title=title_of(kind, payload), static=lambda: found._repr_html_(),
+    )  # fmt: skip
+
+
+def page_widget() -> "type[PageWidget]":
+    """Return the class of widgets that draw pages; raises `MissingExtra` without anywidget."""
+    try:
+        from glassformer.render.widget import PageWidget
+    except ImportError as error:
+        raise MissingExtra("widgets need anywidget: pip install 'glassformer[notebook]'.") from error
+    return PageWidget
 
 
 def show(found: Result | Run) -> None:

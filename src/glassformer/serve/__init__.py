@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
+    from glassformer.serve.channel import Channel as Channel
     from glassformer.serve.routes import application as application
     from glassformer.serve.runs import Limits as Limits, Store as Store
     from glassformer.serve.server import serve as serve
 
-_HOMES = {"routes": ("application",), "runs": ("Limits", "Store"), "server": ("serve",)}
+_HOMES = {"channel": ("Channel",), "routes": ("application",), "runs": ("Limits", "Store"), "server": ("serve",)}
 
-__all__ = ["Limits", "Store", "application", "serve"]
+__all__ = ["Channel", "Limits", "Store", "application", "serve"]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

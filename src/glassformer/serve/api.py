@@ -226,7 +226,7 @@ class ModelCard(Config):
 
     Args:
         id: Its name in addresses.
-        source: Name or folder it is loaded from.
+        source: Name or folder it is loaded from; empty of a model that was in memory.
         loaded: Whether it is in memory; what follows is empty if not.
         architecture: `decoder`, `encoder` or `encoder_decoder`.
         parameters: How many.

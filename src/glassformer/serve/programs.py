@@ -10,7 +10,7 @@ class RunCode:
     """The Python that makes a run.
 
     Args:
-        source: What its model is loaded from.
+        source: What its model is loaded from; empty of one that whoever runs the code has as `model`.
         spec: What was asked for.
         inputs: What it read.
         lenders: How the runs that it borrows from are made, by their ids.
@@ -39,7 +39,8 @@ class RunCode:
         lines = list[str]()
         if self.source not in models:
             models[self.source] = f"{name}_model" if models else "model"
-            lines.append(f"{models[self.source]} = gf.load({self.source!r})")
+            if self.source:
+                lines.append(f"{models[self.source]} = gf.load({self.source!r})")
         for i, (id, code) in enumerate(self.lenders.items()):
             borrowed = [c.site for c in self.spec.changes if isinstance(c.value, Borrowed) and c.value.run == id]
             lines += code.run(self._lender(name, i), [repr(site) for site in dict.fromkeys(borrowed)], models)

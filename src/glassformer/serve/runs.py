@@ -97,7 +97,7 @@ class ServedModel:
 
     Args:
         id: Its name in addresses.
-        source: What it is loaded from.
+        source: What it is loaded from; empty of one that was in memory.
         load: Loads it.
         limits: Of the server.
     """
@@ -409,6 +409,13 @@ class Store:
             self.models[id] = ServedModel(id, source, load, self.limits)
         self.runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._lock = threading.Lock()
+
+    def add(self, model: Model) -> ServedModel:
+        """Serve a model that is in memory, which whoever asks calls `model`."""
+        id = _named(model.name, self.models)
+        served = self.models[id] = ServedModel(id, "", lambda: model, self.limits)
+        served.loaded = model
+        return served
 
     def model(self, id: str) -> ServedModel:
         """Return a model by its id; raises `NotFound` for one that is not served."""

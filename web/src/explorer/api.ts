@@ -140,7 +140,7 @@ export interface TokenCard {
 export interface ModelCard {
   /** Its name in addresses. */
   id: string;
-  /** Name or folder it is loaded from. */
+  /** Name or folder it is loaded from; empty of a model that was in memory. */
   source: string;
   /** Whether it is in memory; what follows is empty if not. */
   loaded: boolean;

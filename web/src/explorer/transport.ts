@@ -1,5 +1,6 @@
-// How pictures reach numbers: over HTTP from the server of this page; from what a file carries, or through a notebook, alike.
+// How pictures reach numbers: by requests, which the server of this page answers, or the kernel of a notebook, alike.
 
+import type { Ask } from "../frame/cell";
 import type { Tensor } from "../tensor";
 import { spoken } from "../words";
 import type {
@@ -79,6 +80,9 @@ const sizeOf = ({ arrays }: Answer): number =>
   Object.values(arrays).reduce((sum, array) => sum + array.values.byteLength, 1024);
 
 export class HttpTransport implements Transport {
+  /** `asking` is what reaches whoever answers requests: a server, or what a notebook's kernel has of one. */
+  constructor(private readonly asking: Ask = (path, options) => fetch(path, options)) {}
+
   // what makes each run: a server lets go of runs, and one that was started anew has none
   private readonly made = new Map<string, RunSpec>();
   private readonly answers = new Map<string, { answer: Promise<Answer>; size: number }>();
@@ -198,7 +202,7 @@ export class HttpTransport implements Transport {
     path: string,
     { lane, headers, ...options }: RequestInit & { lane?: string; headers?: Record<string, string> } = {},
   ): Promise<Response> {
-    const found = await fetch(ROOT + path, {
+    const found = await this.asking(ROOT + path, {
       ...options,
       headers: lane ? { ...headers, "glassformer-lane": `${this.page}/${lane}` } : headers,
     }).catch((error: unknown) => {

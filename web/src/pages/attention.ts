@@ -1,7 +1,10 @@
-import { mount } from "svelte";
-
 import AttentionPage from "../attention/AttentionPage.svelte";
-import { carried } from "../documents/shared";
 import type { AttentionDocument } from "../documents/attention";
+import { carried } from "../documents/shared";
+import type { Cell } from "../frame/cell";
+import { opened, type Opened } from "../frame/opened";
 
-mount(AttentionPage, { target: document.body, props: { data: carried<AttentionDocument>("attention") } });
+export const open = (target: HTMLElement, cell?: Cell): Opened =>
+  opened(AttentionPage, target, {
+    data: cell ? (cell.document() as AttentionDocument) : carried<AttentionDocument>("attention"),
+  });

@@ -1,7 +1,10 @@
-import { mount } from "svelte";
-
 import type { ExplanationDocument } from "../documents/explanation";
 import { carried } from "../documents/shared";
 import ExplanationPage from "../explanation/ExplanationPage.svelte";
+import type { Cell } from "../frame/cell";
+import { opened, type Opened } from "../frame/opened";
 
-mount(ExplanationPage, { target: document.body, props: { data: carried<ExplanationDocument>("explanation") } });
+export const open = (target: HTMLElement, cell?: Cell): Opened =>
+  opened(ExplanationPage, target, {
+    data: cell ? (cell.document() as ExplanationDocument) : carried<ExplanationDocument>("explanation"),
+  });

@@ -9,9 +9,9 @@ def colour_style() -> str:
     light, dark = _variables(LIGHT), _variables(DARK)
     series = " ".join(f"--series-{i}: {colour};" for i, colour in enumerate(SERIES))
     return (
-        f":root {{ {light} {series} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"@media print {{ :root {{ {light} }} }}\n"
+        f":root, :host {{ {light} {series} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root, :host {{ {dark} }} }}\n"
+        f"@media print {{ :root, :host {{ {light} }} }}\n"
     )
 
 

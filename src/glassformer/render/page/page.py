@@ -33,7 +33,7 @@ _DOCUMENT = """<!doctype html>
 <style>
 {style}</style>
 </head>
-<body>
+<body class="page">
 <noscript><p>{noscript}</p></noscript>
 <script type="application/json" id="{kind}">{data}</script>
 <script>{script}</script>
@@ -50,7 +50,7 @@ _EXPLORER = """<!doctype html>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/explorer.css?lang={lang}&amp;digest={digest}">
 </head>
-<body class="explorer">
+<body class="page explorer">
 <noscript><p>{noscript}</p></noscript>
 <script src="/explorer.js?lang={lang}&amp;digest={digest}"></script>
 </body>
@@ -67,7 +67,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
     """
-    return _page("explanation", payload, spoken("{model} explained", model=payload["model"]["name"]))
+    return document_page("explanation", payload)
 
 
 def attention_page(payload: Mapping[str, Any]) -> str:
@@ -76,8 +76,7 @@ def attention_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: What `analysis.reports.attention.Attention` writes, format version 1.
     """
-    title = spoken("What the heads of {model} look at", model=payload["model"]["name"])
-    return _page("attention", payload, title)
+    return document_page("attention", payload)
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:
@@ -86,7 +85,7 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
     """
-    return _page("circuits", payload, spoken("The circuits of {model}", model=payload["model"]["name"]))
+    return document_page("circuits", payload)
 
 
 def study_page(payload: Mapping[str, Any]) -> str:
@@ -95,7 +94,7 @@ def study_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report (``glassformer.study.report``), format version 2.
     """
-    return _page("study", payload, payload["study"])
+    return document_page("study", payload)
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
@@ -108,36 +107,23 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
     Raises:
         ConfigError: There is no result, or something else among them.
     """
-    document = results_document(results, head)
-    kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
-    names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
-    return _page("results", document, spoken("{names} of {model}", names=names, model=model) if model else names)
+    return document_page("results", results_document(results, head))
 
 
-def explorer_files() -> dict[str, str]:
-    """Files of the explorer, by name: its page, script and style sheet, in the language that is spoken.
+def document_page(kind: str, payload: Mapping[str, Any]) -> str:
+    """Page of a document: one self-contained HTML document.
 
-    The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server. Where it
-    asks for them it gives their digest, so that a browser may keep what it got, and what it made of it.
+    Args:
+        kind: Of page: `explanation`, `attention`, `circuits`, `results` or `study`.
+        payload: The document.
     """
-    script = '"use strict";\n{\n' + colour_script() + _spoken("explorer", {}) + _built("explorer.js") + "}\n"
-    style = colour_style() + _built("page.css") + _built("explorer.css")
-    page = _EXPLORER.format(
-        lang=language(),
-        digest=hashlib.sha256((script + style).encode()).hexdigest()[:16],
-        noscript=spoken("This page is drawn by its script. Please allow it to run."),
-    )
-    return {"index.html": page, "explorer.js": script, "explorer.css": style}
-
-
-def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
-    script = '"use strict";\n{\n' + colour_script() + _spoken(kind, payload) + _built(f"{kind}.js") + "}\n"
+    script = _script(kind, payload)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         lang=language(),
         digest=f"sha256-{digest}",
-        title=html.escape(title),
-        style=colour_style() + _built("page.css"),
+        title=html.escape(title_of(kind, payload)),
+        style=_style(kind),
         noscript=spoken(
             "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
             "loads nothing."
@@ -148,10 +134,66 @@ def _page(kind: str, payload: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _spoken(kind: str, payload: Mapping[str, Any]) -> str:
-    """Return a script that holds what words of the page's script and document are in its language, unless English."""
+def title_of(kind: str, payload: Mapping[str, Any]) -> str:
+    """What a page is called, in the language that is spoken, by its kind and its document."""
+    model = payload.get("model", {}).get("name")
+    if kind == "explanation":
+        return spoken("{model} explained", model=model)
+    if kind == "attention":
+        return spoken("What the heads of {model} look at", model=model)
+    if kind == "circuits":
+        return spoken("The circuits of {model}", model=model)
+    if kind == "study":
+        return payload["study"]
+    names = spoken(", ").join(dict.fromkeys(spoken(spaced(entry["result"])) for entry in payload["results"]))
+    return spoken("{names} of {model}", names=names, model=model) if model else names
+
+
+def explorer_files() -> dict[str, str]:
+    """Files of the explorer, by name: its page, script and style sheet, in the language that is spoken.
+
+    The page asks for the two others beside it, and its script for numbers at ``/api/v1``: it is for a server. Where it
+    asks for them it gives their digest, so that a browser may keep what it got, and what it made of it.
+    """
+    script = _script("explorer", {})
+    style = _style("explorer")
+    page = _EXPLORER.format(
+        lang=language(),
+        digest=hashlib.sha256((script + style).encode()).hexdigest()[:16],
+        noscript=spoken("This page is drawn by its script. Please allow it to run."),
+    )
+    return {"index.html": page, "explorer.js": script, "explorer.css": style}
+
+
+def cell_module(kind: str, payload: Mapping[str, Any] | None = None) -> str:
+    """Module that draws a page in a cell of a notebook, as anywidget asks for one: it carries script and style sheet.
+
+    Args:
+        kind: Of page.
+        payload: The document that will be drawn, whose words are said in the language that is spoken.
+    """
+    # each view runs the script anew, and so has what the script keeps to itself
+    page = f"const script = () => {{\n{_built(f'{kind}.js')}return page;\n}};\n"
+    known = colour_script() + _spoken([kind, "widget"], payload or {})
+    return f"{known}{page}{_built('widget.js')}export default notebook.widget(script, {json_text(_style(kind))});\n"
+
+
+def _script(kind: str, payload: Mapping[str, Any]) -> str:
+    """Return the script of a page: it draws the page into the body."""
+    known = colour_script() + _spoken([kind], payload)
+    return f'"use strict";\n{{\n{known}{_built(f"{kind}.js")}page.open(document.body);\n}}\n'
+
+
+def _style(kind: str) -> str:
+    own = _built("explorer.css") if kind == "explorer" else ""
+    return colour_style() + _built("page.css") + own
+
+
+def _spoken(scripts: Sequence[str], payload: Mapping[str, Any]) -> str:
+    """Return a script that holds what words of scripts and of a document are in the page's language, unless English."""
     known = table(language())
-    said = {english: known[english] for english in _texts_of_scripts()[kind] if english in known}
+    texts = [english for name in scripts for english in _texts_of_scripts()[name]]
+    said = {english: known[english] for english in texts if english in known}
     if language() != "en":
         for text in _texts(payload):
             # names of classes and fields are shown as words

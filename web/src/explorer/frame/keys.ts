@@ -74,6 +74,7 @@ export function press(event: KeyboardEvent, explorer: Explorer, help: Page): voi
   }
   if (ctrlKey || metaKey || altKey || (key.length === 1 && help.isQuiet())) return;
   const { cursor, head } = explorer;
+  const tree = (event.currentTarget as Element).getRootNode() as Document | ShadowRoot;
   const doings: Readonly<Record<string, () => void>> = {
     a: () => (explorer.chosen = "a"),
     b: () => (explorer.chosen = "b"),
@@ -83,15 +84,15 @@ export function press(event: KeyboardEvent, explorer: Explorer, help: Page): voi
     ",": () => explorer.select({ query: cursor.query - 1 }),
     ".": () => explorer.select({ query: cursor.query + 1 }),
     x: () => head && explorer.change({ edit: "scale", site: `${head.label}.z`, value: 0 }),
-    g: () => document.querySelector<HTMLElement>("#go-to")?.focus(),
+    g: () => tree.querySelector<HTMLElement>("#go-to")?.focus(),
     "/": () => {
       explorer.level = 1;
       explorer.turn("model", "finder");
-      requestAnimationFrame(() => document.querySelector<HTMLElement>("#find-heads")?.focus());
+      requestAnimationFrame(() => tree.querySelector<HTMLElement>("#find-heads")?.focus());
     },
     l: () => {
       explorer.learn(explorer.chapter ?? 1);
-      requestAnimationFrame(() => document.querySelector<HTMLElement>("#tour")?.focus());
+      requestAnimationFrame(() => tree.querySelector<HTMLElement>("#tour")?.focus());
     },
     "?": () => help.open(),
     Escape: () => {

@@ -59,8 +59,8 @@ const STANDS: readonly Stand[] = [
 
 export const ABLATION = 8;
 
-/** Bring the page to the state that a chapter is; the last one makes run B, without the head it is about. */
-export function arrive(explorer: Explorer, { chapter, where, claims }: Lesson): void {
+/** Bring the page in a tree to the state that a chapter is; the last one makes run B, without the head it is about. */
+export function arrive(explorer: Explorer, { chapter, where, claims }: Lesson, tree: ParentNode): void {
   const { level, tabs, part } = STANDS[chapter - 1];
   explorer.chosen = chapter === ABLATION ? "difference" : "a";
   explorer.select({ label: where.head ?? undefined, query: where.query, key: where.key ?? undefined });
@@ -73,13 +73,13 @@ export function arrive(explorer: Explorer, { chapter, where, claims }: Lesson): 
     const off = { edit: "scale", site: `${where.head}.z`, value: 0 } as const;
     explorer.compare({ ...a, changes: [...(a.changes ?? []), off] });
   }
-  if (part) keepInSight(part);
-  else requestAnimationFrame(toTheTop);
+  if (part) keepInSight(part, tree);
+  else requestAnimationFrame(() => toTheTop(tree));
 }
 
 /** Show a view from its top; where the page scrolls as a whole, without what stands above the view. */
-function toTheTop(): void {
-  const view = document.getElementById("view")!;
+function toTheTop(tree: ParentNode): void {
+  const view = tree.querySelector("#view")!;
   view.scrollTo(0, 0);
   if (view.scrollHeight === view.clientHeight) view.querySelector(".level")?.scrollIntoView();
 }
@@ -87,10 +87,10 @@ function toTheTop(): void {
 const COMING = 4000; // milliseconds in which what stands above a part has come
 
 /** Scroll to a part, and again whenever what stands above it grows, until somebody scrolls or does anything else. */
-function keepInSight(part: string): void {
-  const observer = new ResizeObserver(() => document.getElementById(part)?.scrollIntoView());
+function keepInSight(part: string, tree: ParentNode): void {
+  const observer = new ResizeObserver(() => tree.querySelector(`#${part}`)?.scrollIntoView());
   requestAnimationFrame(() => {
-    for (const panel of document.querySelectorAll("#view .panel")) observer.observe(panel);
+    for (const panel of tree.querySelectorAll("#view .panel")) observer.observe(panel);
   });
   const leave = new AbortController();
   leave.signal.addEventListener("abort", () => observer.disconnect());
