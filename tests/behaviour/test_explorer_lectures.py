@@ -39,7 +39,9 @@ def explorer(browser: Any, listening: Listening) -> Iterator[Opener]:
         shown.goto(f"{listening.root}/?token={TOKEN}")
         shown.locator("#view .levels").wait_for()
         if model != "gpt-4l":
+            shown.locator(".run").first.wait_for(state="attached")
             shown.locator("header select").first.select_option(model)
+            expect(shown.locator(".run h2").first).to_contain_text(model, use_inner_text=False)
         shown.locator("textarea").first.fill(TEXT)
         shown.keyboard.press("Control+Enter")
         expect(shown.locator(".run .small").first).to_contain_text(TEXT[:8], use_inner_text=False)
