@@ -1,8 +1,9 @@
 """Run the notebooks in `examples/` and store what they put out, so that it is seen where nothing runs them.
 
 Of each output the form is stored that shows most where a notebook is only shown: a picture, else HTML, else text. What
-is left out there by every host stays out: pages in a frame, and what goes to standard error. With the outputs a digest
-of the code is stored, so that a test can tell outputs of other code. `python docs/make_notebooks.py`
+is left out there by every host stays out: pages in a frame, what goes to standard error, and bars that are widgets.
+With the outputs a digest of the code is stored, so that a test can tell outputs of other code. `python
+docs/make_notebooks.py`
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.ipynb"))
 FORMS = ("image/png", "text/html", "text/plain")
+BAR = "application/vnd.jupyter.widget-view+json"
 PIECE = re.compile(r"[<>,\n] *|largest +")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # two machines round differently: numbers of one text may differ by so much, of themselves or in all
@@ -76,6 +78,8 @@ def stored(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if found and found[-1].get("name") == output["name"]:
                 text = "".join(found.pop()["text"]) + text
             found.append({**output, "text": text.splitlines(keepends=True)})
+            continue
+        if BAR in output["data"] and "text/html" not in output["data"]:
             continue
         form = next(form for form in FORMS if form in output["data"])
         shown = "".join(output["data"][form])

@@ -348,7 +348,8 @@ def test_scripts_and_style_of_pages_are_small_and_end_no_element_that_holds_them
         assert len(gzip.compress(script + built["page.css"] + style)) < most
         assert not re.search(rb"<!--|</?script", script, re.IGNORECASE)
         assert not re.search(rb"</style|url\(|@import", built["page.css"])
-        assert len(said) > 20
+        # what draws pages in cells of notebooks says little itself
+        assert len(said) > (20 if kind != "widget" else 1)
 
 
 @pytest.mark.full

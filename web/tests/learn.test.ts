@@ -12,7 +12,7 @@ const CLAIMS: readonly (readonly string[])[] = [
   ["adds_positions", "repeats", "same"],
   ["has_products", "has_scores", "has_weights", "is_mass", "is_scaled", "by_softmax"],
   ["some_add", "some_take"],
-  ["has_mlps", "has_neurons", "has_norm"],
+  ["has_mlps", "has_neurons", "has_norm", "norms_stream"],
   ["repeats", "induces", "has_lower", "previous", "composes", "reads", "is_mass"],
   ["is_likeliest"],
   ["adds", "stays", "falls", "as_said", "more"],
@@ -27,7 +27,7 @@ function lesson(chapter: number, holding: ReadonlySet<string>): Lesson {
     numbers: asked(1),
     tokens: asked("word"),
     heads: asked("L1H6"),
-    words: { positions: [{ kind: "rope", layers: [0] }], mechanism: "softmax", norm: "rms_norm", wiring: "pre" },
+    words: { positions: [{ kind: "rope", layers: [0] }], mechanism: "softmax", norm: "rms_norm" },
     claims: Object.fromEntries(CLAIMS[chapter - 1].map((claim) => [claim, holding.has(claim)])),
     formula: [],
   };

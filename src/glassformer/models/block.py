@@ -28,6 +28,13 @@ from glassformer.trace import Site, Tape, changes, declare, site, wants
 from glassformer.words import Sentence, sentence
 
 Wiring = Literal["pre", "post", "sandwich", "parallel", "spherical"]
+_EQUATIONS: dict[Wiring, str] = {
+    "pre": "x ← x + f(N(x))",
+    "post": "x ← N(x + f(x))",
+    "sandwich": "x ← x + N′(f(N(x)))",
+    "parallel": "x ← x + Σ f(N(x))",
+    "spherical": "x ← N(x + α · (N(f(x)) − x))",
+}
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,11 @@ class BlockConfig(Config):
     def described(self) -> Sentence:
         """How sub-layers, norms and the stream are connected, in words for people."""
         return sentence("{wiring} norm", wiring=self.wiring)
+
+    @property
+    def equation(self) -> str:
+        """What a sub-layer f does to the stream x, through the norms N."""
+        return _EQUATIONS[self.wiring]
 
     def on_grid(self, grid: tuple[int, int], outside: int) -> Self:
         """Return the block as it stands in a model that reads a grid, see `SubLayerConfig.on_grid`."""

@@ -13,13 +13,6 @@ from glassformer.models.block import BlockConfig
 from glassformer.models.mlp import Mlp
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, UnitNorm
 
-_WIRINGS = {
-    "pre": "x ← x + f(N(x))",
-    "post": "x ← N(x + f(x))",
-    "sandwich": "x ← x + N′(f(N(x)))",
-    "parallel": "x ← x + Σ f(N(x))",
-    "spherical": "x ← N(x + α · (N(f(x)) − x))",
-}
 _NORMS: dict[type[NormConfig], str] = {
     LayerNorm: "N(x) = (x − mean(x)) / √(var(x) + ε) · g",
     RmsNorm: "N(x) = x / √(mean(x²) + ε) · g",
@@ -66,7 +59,7 @@ def heads(layer: AttentionLayer) -> list[str]:
 
 def stream(blocks: Sequence[BlockConfig]) -> list[str]:
     """Return how blocks add to the stream, their norms, and what an MLP of them makes of a vector."""
-    lines = [line for block in blocks for line in (_WIRINGS[block.wiring], _norm(block.norm))]
+    lines = [line for block in blocks for line in (block.equation, _norm(block.norm))]
     for config in (part for block in blocks for part in block.parts if not isinstance(part, Attention)):
         if isinstance(config, Mlp):
             act = config.activation

@@ -167,7 +167,7 @@ def _stream(found: Lesson) -> None:
     groups = Counter[str]()
     for i, component in enumerate(components):
         groups[_GROUPS.get(component.kind, "rest")] += float(parts[i])  # type: ignore[arg-type]
-    layers, table = model.sub_layers(), model.sites()
+    layers, sites = model.sub_layers(), model.sites().values()
     others = [layer for layer in layers if layer.attention is None]
     end = found.site("end", layers[-1].at_behind, pos=found.query)
     begin = found.site("begin", f"{model.prefix}blocks.0.resid_pre", pos=found.query)
@@ -175,14 +175,15 @@ def _stream(found: Lesson) -> None:
     found.head = any_head(found.run)
     found.numbers |= {name: groups[name] for name in ("embedding", "heads", "mlps", "rest")}
     found.numbers |= {"layers": len(model.output_stack.blocks), "begin": float(begin.norm()), "end": float(end.norm())}
-    hidden = next((table[name].sizes["neuron"] for name in table if name.endswith("mlp.hidden")), None)
+    hidden = next((one.sizes["neuron"] for one in sites if one.quantity == "hidden" and "neuron" in one.sizes), None)
     if hidden is not None:
         found.numbers["neurons"] = hidden
     if not final.identity:
         found.numbers["normed"] = float(found.site("normed", final.at_out, pos=found.query).norm())
-    found.words |= {"norm": final.config.kind, "wiring": model.output_stack.blocks[-1].wiring}
+    found.words["norm"] = final.config.kind
     found.claims |= {
         "has_mlps": bool(others), "has_neurons": hidden is not None, "has_norm": not final.identity,
+        "norms_stream": any(layer.stream_norm is not None for layer in layers),
     }  # fmt: skip
     found.formula = formulas.stream([block.config for block in model.output_stack.blocks])
 

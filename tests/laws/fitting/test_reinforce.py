@@ -169,7 +169,8 @@ def test_the_loss_is_the_rewarded_log_probability_and_the_weighted_divergence_of
     model, batch = translator.model, translator.batch()
     rewards = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     logits = batch_logits(model, batch)
-    assert torch.equal(logits, translator()[:, :-1])
+    # products of other lengths are rounded in another order
+    close(logits, translator()[:, :-1])
     reference = logits.roll(1, -1)
     found = reinforce_loss(logits, batch, rewards, reference=reference, kl_weight=0.3)
     apart = kl_divergence(logits, reference, batch.weight)

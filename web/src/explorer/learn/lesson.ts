@@ -18,7 +18,6 @@ export interface Lesson {
     positions?: readonly { kind: string; layers: readonly number[] }[];
     mechanism?: string;
     norm?: string;
-    wiring?: string;
     no_composition?: string;
   };
   claims: Readonly<Record<string, boolean>>;

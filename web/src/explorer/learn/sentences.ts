@@ -244,9 +244,9 @@ function stream(t: Telling): Three {
     rest: t.added("rest"),
     neurons: t.whole("neurons"),
   };
-  const { wiring = "", norm = "" } = t.lesson.words;
+  const { norm = "" } = t.lesson.words;
   return [
-    wiring === "post" || wiring === "spherical"
+    t.holds("norms_stream")
       ? spoken(
           "The stream of {token} begins {begin} long; each of {layers} layers adds to it and norms the sum, and it ends {end} long.",
           sizes,
