@@ -123,8 +123,10 @@ def smaller(way: str, model: Decoder, known: Batch, seed: int) -> Decoder:
 def with_layers(model: Decoder, layers: Sequence[int]) -> Decoder:
     """Return a copy of a decoder that has some of its blocks, in that order."""
     made = model.config.replace(layers=tuple(model.config.layers[layer] for layer in layers)).build()
-    inside = model.stack.blocks.state_dict(prefix="stack.blocks.")
-    outside = {name: value for name, value in model.state_dict().items() if name not in inside}
+    outside = model.state_dict()
+    for layer, block in enumerate(model.stack.blocks):
+        for name in block.state_dict(prefix=f"stack.blocks.{layer}."):
+            del outside[name]
     made.load_state_dict(outside, strict=False)
     for block, layer in zip(made.stack.blocks, layers, strict=True):
         block.load_state_dict(model.stack.blocks[layer].state_dict())
