@@ -315,8 +315,12 @@ class Spread(Protocol):
         v: Float[Tensor, "batch kv_head pos d_value"],
         scale: float,
         documents: "Documents | None",
+        dropout: float,
     ) -> Float[Tensor, "batch head pos d_value"]:
-        """Values mixed by the softmax of products, times a scale; of the documents of all positions."""
+        """Values mixed by the softmax of products, times a scale, with dropout on the pattern.
+
+        Documents are those of all positions.
+        """
         ...
 
     def linear(

@@ -330,7 +330,7 @@ class AttentionLayer(SubLayerModule):
             f'mixer "{config.mixer.kind}"': config.mixer.spreads,
             f'projection "{config.projection.kind}"': type(config.projection) is Separate,
             f'positions "{config.positions.kind}"': not (by_scores or positions.by_length or config.positions.doubles),
-            "dropout on patterns": config.dropout == 0,
+            "dropout on patterns": config.dropout == 0 or config.mixer.stores_keys,
             "cross-attention": not config.cross,
         }
         found = [name for name, spreads in can.items() if not spreads]

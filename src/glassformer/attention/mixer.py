@@ -378,8 +378,12 @@ class Mixer(nn.Module):
         return wants(tape, *self.only_dense)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z by way of the pattern, which passes its site; by document, if no site is wanted."""
-        runs = None if wants(tape, *self.at_own) else documents_of(context, q.shape[-2], k.shape[-2], len(q))
+        """Return z by way of the pattern, which passes its site; by document, if it is neither wanted nor dropped from.
+
+        What is dropped is drawn of whole rows, so that it does not depend on what they are packed of.
+        """
+        whole = wants(tape, *self.at_own) or context.dropout > 0
+        runs = None if whole else documents_of(context, q.shape[-2], k.shape[-2], len(q))
         if runs is not None:
 
             def alone(context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from mesh_runs import runs, same_as_one
 from ranks import on_processes
 
 SOFTMAX = block(
-    n_heads=4, n_kv_heads=2, positions=Rope(), mlp=Mlp(12, gated=True, dropout=0.1), norm=RmsNorm(), dropout=0.1
-)
+    n_heads=4, n_kv_heads=2, positions=Rope(), mlp=Mlp(12, gated=True, dropout=0.1), norm=RmsNorm(), dropout=0.1,
+    attn_dropout=0.1,
+)  # fmt: skip
 MODEL = DecoderConfig(
     257,
     8,
@@ -41,6 +42,7 @@ def recipe(folder: Path, mesh: Mesh) -> TrainConfig:
     ("mesh", "stops"),
     [
         (Mesh(cp=2), False),
+        pytest.param(Mesh(dp=2), False, marks=pytest.mark.full),
         pytest.param(Mesh(cp=3), True, marks=pytest.mark.full),
         pytest.param(Mesh(dp=2, cp=2), False, marks=pytest.mark.full),
         pytest.param(Mesh(cp=2, tp=2), False, marks=pytest.mark.full),
@@ -58,7 +60,7 @@ def test_ranks_that_share_positions_train_what_one_process_trains(mesh: Mesh, st
     [
         (Attention(4, mixer=Delta()), 'mixer "delta", as set here, looks at a text whole'),
         (Attention(4, positions=Alibi()), 'positions "alibi", as set here'),
-        (Attention(4, dropout=0.1), "dropout on patterns, as set here"),
+        (Attention(4, mixer=Linear(), dropout=0.1), "dropout on patterns, as set here"),
     ],
 )
 def test_slots_that_look_at_a_text_whole_are_not_spread(attention: Attention, message: str) -> None:

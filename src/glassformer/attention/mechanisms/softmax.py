@@ -93,6 +93,6 @@ class SoftmaxMixer(SoftmaxWeightsMixer, config=Softmax):
         return products(self.queries(q, context) * self.scale, k, context)
 
     def spread(self, q: Tensor, k: Tensor, v: Tensor, context: Context, spread: Spread) -> Tensor:
-        return spread.softmax(q, k, v, self.scale, context.documents)
+        return spread.softmax(q, k, v, self.scale, context.documents, context.dropout)
 
     mixed = SoftmaxWeightsMixer.fused

@@ -5,9 +5,10 @@
 Each rank holds queries, keys and values of its chunks. Keys and values go around the ring; each rank mixes those that
 are with it, in float32 at least, and adds the result to what it has by the logarithms of the rows' sums. For the way
 back they go around once more, and their gradients with them, which arrive at home complete.
-No mask is made. Two chunks meet in one piece: within a chunk each document is a causal square, and of two chunks only
-the document that goes on from the end of the earlier to the beginning of the later, however many lie between, has a
-rectangle of scores, in which all are seen.
+No mask of what is seen is made. Two chunks meet in one piece: within a chunk each document is a causal square, and of
+two chunks only the document that goes on from the end of the earlier to the beginning of the later, however many lie
+between, has a rectangle of scores, in which all are seen. What dropout takes from patterns is drawn of whole rows by
+every rank, as one process draws it, and each keeps the part of its queries.
 Source: Liu, Zaharia, Abbeel 2023, "Ring Attention with Blockwise Transformers" (2310.01889), algorithm 1; documents of
 any length as in MiniMax 2025, "MiniMax-01" (2501.08313), section 3.
 """
@@ -54,6 +55,7 @@ def ring_attention(
     documents: Documents | None = None,
     group: dist.ProcessGroup | None = None,
     scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch head query d_value"]:
     """Return what this rank's queries mix of all ranks' values up to theirs, each within its document.
 
@@ -67,11 +69,14 @@ def ring_attention(
         documents: Those of all positions of the sequence; None if each row is one.
         group: The ranks; None for all processes.
         scale: Factor on the scores; 1 / sqrt(d_head) by default.
+        dropout: Rate at which entries of the pattern are dropped, by masks of all positions.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bounds = ((0, shards.length),) if documents is None else documents.bounds
     bounds = bounds * q.shape[0] if len(bounds) < q.shape[0] else bounds
-    return _RingAttention.apply(q, k, v, shards, bounds, Ring(group), scale)  # type: ignore[return-value]
+    ring = Ring(group)
+    factors = None if dropout == 0 else _dropped(q, shards, ring.rank, dropout)
+    return _RingAttention.apply(q, k, v, factors, shards, bounds, ring, scale)  # type: ignore[return-value]
 
 
 def meetings(shards: SequenceShards, bounds: Sequence[Sequence[int]], of_queries: int, of_keys: int) -> list[Meeting]:
@@ -120,6 +125,7 @@ class _RingAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        factors: Tensor | None,
         shards: SequenceShards,
         bounds: Sequence[Sequence[int]],
         ring: Ring,
@@ -130,17 +136,17 @@ class _RingAttention(torch.autograd.Function):
         lse = q.new_full(q.shape[:-1], NOTHING, dtype=wide)
         for source, (key, value) in _around(ring, shards, [k, v]):
             for at in meetings(shards, bounds, ring.rank, source):
-                met = _softmax(*_parts(at, q, key, value, wide), scale, at.causal)
+                met = _softmax(*_parts(at, q, key, value, wide), scale, at.causal, _met(factors, shards, source, at))
                 rows = at.rows, slice(None), at.queries
                 z[rows], lse[rows] = Mean(z[rows], lse[rows]).and_(met)
-        ctx.save_for_backward(q, k, v, z, lse)
+        ctx.save_for_backward(q, k, v, z, lse, factors)
         ctx.shards, ctx.bounds, ctx.ring, ctx.scale = shards, bounds, ring, scale
         return z.to(q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, z, lse = ctx.saved_tensors
+        q, k, v, z, lse, factors = ctx.saved_tensors
         ring, shards = ctx.ring, ctx.shards
         dq, *travelling = (torch.zeros_like(x, dtype=z.dtype) for x in (q, k, v))
         gradient = gradients[0].to(z.dtype)
@@ -148,15 +154,16 @@ class _RingAttention(torch.autograd.Function):
             for at in meetings(shards, ctx.bounds, ring.rank, source):
                 rows, keys = (at.rows, slice(None), at.queries), (at.rows, slice(None), at.keys)
                 parts, totals = _parts(at, q, key, value, z.dtype), (z[rows], lse[rows])
-                found = _softmax_backward(gradient[rows], *parts, *totals, ctx.scale, at.causal)
+                part = _met(factors, shards, source, at)
+                found = _softmax_backward(gradient[rows], *parts, *totals, ctx.scale, at.causal, part)
                 for total, own, where in zip((dq, *travelling), found, (rows, keys, keys), strict=True):
-                    kept = total[where]
+                    summed = total[where]
                     # keys and values that heads share have the sum of their gradients
-                    kept += own.unflatten(1, (total.shape[1], -1)).sum(2)
+                    summed += own.unflatten(1, (total.shape[1], -1)).sum(2)
             # gradients go with their keys; from the last rank that meets them they go home
             travelling = ring.pass_on(travelling, [_shape(x, shards, source - 1) for x in travelling]).wait()
         dk, dv = travelling
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None, None
 
 
 def _around(ring: Ring, shards: SequenceShards, own: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
@@ -181,10 +188,21 @@ def _parts(at: Meeting, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> 
     return q.to(dtype), per_query_head(k, q).to(dtype), per_query_head(v, q).to(dtype)
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Mean:
-    """Return mixed values, and the logarithm of what the exponentials of scores sum to."""
-    if q.device.type != "cpu":
-        return _softmax_by_scores(q, k, v, scale, causal)
+def _dropped(q: Tensor, shards: SequenceShards, rank: int, rate: float) -> Tensor:
+    """Return factors on the pattern of a rank's queries and all keys: 0, or more than 1."""
+    n = shards.length
+    return shards.shard(F.dropout(q.new_ones(*q.shape[:2], n, n), rate), rank)
+
+
+def _met(factors: Tensor | None, shards: SequenceShards, source: int, at: Meeting) -> Tensor | None:
+    """Return the factors on a part of the pattern: queries of this rank, and keys of another."""
+    return None if factors is None else shards.shard(factors, source, -1)[at.rows, :, at.queries, at.keys]
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, factors: Tensor | None) -> Mean:
+    """Return values mixed by the pattern times factors, and the logarithm of what the exponentials of scores sum to."""
+    if q.device.type != "cpu" or factors is not None:
+        return _softmax_by_scores(q, k, v, scale, causal, factors)
     width, d_value = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     # the kernel wants one width
     q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
@@ -193,11 +211,19 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Mea
 
 
 def _softmax_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor, scale: float, causal: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+    factors: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, given z and the logarithms of sums over all keys, met here or elsewhere."""
-    if q.device.type != "cpu":
-        return _softmax_backward_by_scores(g, q, k, v, z, lse, scale, causal)
+    if q.device.type != "cpu" or factors is not None:
+        return _softmax_backward_by_scores(g, q, k, v, z, lse, scale, causal, factors)
     d_head, d_value, width = q.shape[-1], v.shape[-1], max(q.shape[-1], v.shape[-1])
     g, q, k, v, z = (F.pad(x, (0, width - x.shape[-1])) for x in (g, q, k, v, z))
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -206,18 +232,30 @@ def _softmax_backward(
     return dq[..., :d_head], dk[..., :d_head], dv[..., :d_value]
 
 
-def _softmax_by_scores(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Mean:
+def _softmax_by_scores(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, factors: Tensor | None) -> Mean:
     scores = _scores(q, k, scale, causal)
     lse = scores.logsumexp(-1)
-    return Mean((scores - lse[..., None]).exp() @ v, lse)
+    return Mean(_times((scores - lse[..., None]).exp(), factors) @ v, lse)
 
 
 def _softmax_backward_by_scores(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor, scale: float, causal: bool
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+    factors: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     weights = (_scores(q, k, scale, causal) - lse[..., None]).exp()
-    dscores = weights * (g @ v.mT - (g * z).sum(-1, keepdim=True)) * scale
-    return dscores @ k, dscores.mT @ q, weights.mT @ g
+    dscores = weights * (_times(g @ v.mT, factors) - (g * z).sum(-1, keepdim=True)) * scale
+    return dscores @ k, dscores.mT @ q, _times(weights, factors).mT @ g
+
+
+def _times(x: Tensor, factors: Tensor | None) -> Tensor:
+    return x if factors is None else x * factors
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:

@@ -39,6 +39,8 @@ def shared_rows(batch: Batch, rank: int, ranks: int) -> Batch:
 class DropoutOfAllRows(TorchFunctionMode):
     """Dropout, where it is on, by a mask that was drawn for all rows of a batch, and all their positions.
 
+    Patterns, which have four axes, come with all positions; whoever shares these keeps its part of what is returned.
+
     Args:
         rows: How many rows all ranks have together.
         start: The first that this rank has.
@@ -60,10 +62,11 @@ class DropoutOfAllRows(TorchFunctionMode):
 
     def _dropped(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         assert not inplace and x.shape[0] == self.stop - self.start, "dropout is on rows of the batch"
+        shards = None if x.ndim > 3 else self.shards
         # masks are drawn in the order of memory: that of the whole has to be laid out as x is
         order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
-        positions = x.shape[1:2] if self.shards is None else (self.shards.length,)
+        positions = x.shape[1:2] if shards is None else (shards.length,)
         shape = (self.rows, *positions, *x.shape[2:])
         ones = x.new_ones([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(x.ndim)])
         mask = F.dropout(ones, p, training)[self.start : self.stop]
-        return x * (mask if self.shards is None else self.shards.shard(mask, self.rank, 1))
+        return x * (mask if shards is None else shards.shard(mask, self.rank, 1))

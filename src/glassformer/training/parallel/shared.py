@@ -16,7 +16,6 @@ import torch
 from torch.distributed.tensor.parallel import loss_parallel
 
 from glassformer.arguments import shown
-from glassformer.attention import Attention
 from glassformer.checkpoints import run_steps
 from glassformer.data import Batch
 from glassformer.errors import ConfigError, WrongArgument
@@ -81,7 +80,6 @@ class Shared:
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
         self.drops = any(rate > 0 for rate in _dropouts(config.model.to_dict()))
-        self.drops_patterns = False
         self.positions = SharedPositions(ranks.devices["cp"]) if ranks.mesh.cp > 1 else None
         self._whole: Trained | None = None
         self._shards: Trained | None = None
@@ -111,8 +109,6 @@ class Shared:
         if not self.drops:
             # a mode slows every operation
             return nullcontext()
-        if self.drops_patterns and batch.documents is not None:
-            raise self._refused("dropout on the patterns of packed documents")
         # those that share positions have the same rows
         rows //= self.ranks.mesh.cp
         own = rows_between(rows, self.ranks.devices.get_local_rank("dp"), self.ranks.mesh.dp)
@@ -148,9 +144,7 @@ class Shared:
         return self._shards
 
     def _check(self, model: Any) -> None:
-        """Raise `ConfigError` for what is a function of all rows or all weights at once; look where patterns drop."""
-        configs = [getattr(module, "config", None) for module in model.modules()]
-        self.drops_patterns = any(isinstance(config, Attention) and config.dropout > 0 for config in configs)
+        """Raise `ConfigError` for what is a function of all rows or all weights at once."""
         if self.drops and self.ranks.mesh.tp > 1:
             raise ConfigError(
                 f'mesh "{self.ranks.mesh}": the recipe has dropout, of which ranks that share layers would draw other '

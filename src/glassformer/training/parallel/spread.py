@@ -55,9 +55,10 @@ class SharedPositions:
         v: Float[Tensor, "batch kv_head pos d_value"],
         scale: float,
         documents: Documents | None,
+        dropout: float,
     ) -> Float[Tensor, "batch head pos d_value"]:
         """As `Spread` says."""
-        return ring_attention(q, k, v, self._shards_of(documents), documents, self.group, scale)
+        return ring_attention(q, k, v, self._shards_of(documents), documents, self.group, scale, dropout)
 
     def linear(
         self,
