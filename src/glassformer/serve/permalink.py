@@ -48,10 +48,10 @@ class Opened:
         looks = [name for name in ("text_b", "head", "level") if getattr(self, name) is not None]
         require(
             self.text is not None or not looks,
-            f"{_options(looks)} stands beside a text: say which with --text.",
+            f"{_options(looks)}: of which text? Say it with --text.",
         )
         placed = [name for name in ("query", "key") if getattr(self, name) is not None]
-        require(self.head is not None or not placed, f"{_options(placed)} stands beside a head: say which with --head.")
+        require(self.head is not None or not placed, f"{_options(placed)}: of which head? Say it with --head.")
         require(all(getattr(self, name) >= 0 for name in placed), "--query and --key are counted from 0.")
         require(
             self.chapter is None or 1 <= self.chapter <= CHAPTERS,
