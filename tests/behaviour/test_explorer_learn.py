@@ -181,7 +181,7 @@ def test_a_text_that_repeats_nothing_is_told_so_and_one_that_does_is_offered(
         )
 
 
-def test_a_link_leads_to_the_chapter_the_text_and_the_place(explorer: Opener) -> None:
+def test_a_link_leads_to_the_chapter_the_text_and_the_place(explorer: Opener, listening: Listening) -> None:
     shown = explorer("hybrid-4l", ONCE)
     shown.get_by_role("link", name="Learn").click()
     shown.locator(".chapters a").nth(2).click()
