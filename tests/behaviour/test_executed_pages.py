@@ -2,9 +2,15 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import glassformer as gf
+from glassformer.cli import main
+from glassformer.serve.permalink import Opened
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXTENSION = runpy.run_path(str(DOCS / "_extensions" / "executed.py"))
@@ -48,6 +54,43 @@ def test_an_empty_block_is_that_of_the_page_which_is_translated() -> None:
     shown = executed(chinese, "page.md", english)
     assert shown.startswith(first) and shown.endswith("```python\nx += 1\n```\n3")
     assert "\n二 2\n" in shown and "two" not in shown
+
+
+def commands(page: Path) -> list[str]:
+    """Return what is typed below the last figure of each section of a page that has one."""
+    found = list[str]()
+    for section in re.split("^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        *_, below = re.split(r"^!\[.*\]\(\{\{", section, flags=re.MULTILINE)
+        typed = re.findall(r"^\$ glassformer (serve .*)$", below, re.MULTILINE) if below != section else []
+        assert len(typed) == (below != section), f"{page.name}: {section[:40]}"
+        found += typed
+    return found
+
+
+def test_under_each_figure_of_the_book_stands_one_command_that_opens_its_state() -> None:
+    typed = [line for page in DOCS.glob("book/**/*.md") for line in commands(page)]
+    assert len(typed) == 10 and all(re.search("--(text|learn) ", line) for line in typed)
+
+
+@pytest.mark.full
+def test_the_state_that_a_command_of_the_book_opens_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Opened]] = []
+
+    def serving(models: dict[str, Any], *, opened: Opened, **_: Any) -> None:
+        [(name, load)] = models.items()
+        asked.append((load(), opened))
+        # an unknown head is refused here
+        opened.fragment(name, asked[-1][0])
+
+    monkeypatch.setattr("glassformer.serve.serve", serving)
+    for page in DOCS.glob("book/**/*.md"):
+        for line in commands(page):
+            # $'…' of a shell, in which \n is a new line
+            assert main([re.sub(r"^\$", "", word).replace("\\n", "\n") for word in shlex.split(line)]) == 0
+    for model, opened in asked:
+        if opened.text is not None:
+            tokens = opened.text if opened.head and "enc" in opened.head else gf.run(model, opened.text).tokens
+            assert max(opened.query or 0, opened.key or 0) < len(tokens)
 
 
 @pytest.mark.full

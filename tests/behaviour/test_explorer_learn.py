@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import glassformer as gf
+from glassformer.serve.permalink import Opened
 from lessons import Found
 from pages import accessibility_report
 from served import TOKEN, Listening
@@ -180,7 +181,7 @@ def test_a_text_that_repeats_nothing_is_told_so_and_one_that_does_is_offered(
         )
 
 
-def test_a_link_leads_to_the_chapter_the_text_and_the_place(explorer: Opener) -> None:
+def test_a_link_leads_to_the_chapter_the_text_and_the_place(explorer: Opener, listening: Listening) -> None:
     shown = explorer("hybrid-4l", ONCE)
     shown.get_by_role("link", name="Learn").click()
     shown.locator(".chapters a").nth(2).click()
@@ -197,6 +198,13 @@ def test_a_link_leads_to_the_chapter_the_text_and_the_place(explorer: Opener) ->
     settled(other)
     assert [other.locator(part).inner_text() for part in ("#tour .told", ".pair", "#head-title")] == before
     assert other.locator("textarea").first.input_value() == ONCE
+    # and one that `glassformer serve` was told the parts of
+    told = Opened(ONCE, head="L0H1", query=3, key=1).fragment(MODELS[0], listening.model(MODELS[0]))
+    third = explorer(text=None, fragment=told)
+    expect(third.locator("#head-title")).to_contain_text("L0H1")
+    settled(third)
+    assert third.locator("textarea").first.input_value() == ONCE
+    assert re.search(r"^3 .*→ *1 ", third.locator(".pair").inner_text())
     # a chapter alone is about what the page begins with
     fresh = explorer(text=None, fragment="#learn/8")
     expect(fresh.locator("#tour [role=status]")).to_contain_text("Chapter 8 of 8")

@@ -1,6 +1,7 @@
 """The server: who may ask, what it says of itself, what it keeps, what comes piece by piece, and how it ends."""
 
 import asyncio
+import base64
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from glassformer.serve import Limits
 from glassformer.serve.answers import Answer
 from glassformer.serve.api import PatternView, from_query
 from glassformer.serve.frames import ENCODINGS
+from glassformer.serve.permalink import Opened
 from glassformer.serve.questions import QUESTIONS
 from glassformer.serve.schema import schema, text as schema_text
 from glassformer.serve.worker import Busy, Lanes, Superseded, Worker
@@ -116,6 +119,35 @@ def test_another_host_demands_a_token(capsys: pytest.CaptureFixture[str]) -> Non
     assert "16 characters" in capsys.readouterr().err
     assert main(["serve", "attn-only-1lx"]) == 2
     assert 'Nearest: "attn-only-1l"' in capsys.readouterr().err
+
+
+def test_an_address_says_what_the_page_opens_with() -> None:
+    model = tiny()
+    assert Opened().fragment("m", model) == ""
+    assert Opened(chapter=3).fragment("m", model) == "#learn/3"
+    fragment = Opened("Zoë 中", "other", head="L0H1", key=2, chapter=3).fragment("m", model)
+    begun, packed = fragment.split("1.")
+    assert begun == "#learn/3/" and re.fullmatch("[A-Za-z0-9_-]+", packed)
+    state = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed + "=="), wbits=-15))
+    # the page goes to the last token where none is named
+    assert state.pop("query") > 10**9
+    a, b = ({"model": "m", "text": text} for text in ("Zoë 中", "other"))
+    assert state == {"a": a, "b": b, "level": 2, "head": "L0H1", "key": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--head L1H6 --look head", "--head and --look: of which text? Say it with --text."),
+        ("--text a --query 3", "--query: of which head? Say it with --head."),
+        ("--text a --head L1H6 --key -1", "--query and --key are counted from 0."),
+        ("--learn 9", "--learn is a chapter of the tour, 1 to 8; found 9."),
+        ("--text a --head L0H9", 'no head "L0H9" in attn-only-1l. Nearest: "L0H7". Heads: from L0H0 to L0H7.'),
+    ],
+)
+def test_a_page_that_cannot_be_opened_is_refused(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "attn-only-1l", "--no-browser", *line.split()]) == 2
+    assert told in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------- the schema

@@ -42,7 +42,13 @@ def pieces_of_x() -> Numbers:
         matrices = torch.cat([heads[f"L0H{h}"].Q[0], heads[f"L0H{h}"].K[0], heads[f"L0H{h}"].V[0]], -1).square()
         piece = matrices.chunk(8)[h]
         shares.append(float(1 - piece.sum() / matrices.sum()))
-    return {"least": min(shares), "most": max(shares), "if all rows weigh the same": 7 / 8, "if x were cut": 0.0}
+    found: Numbers = {
+        "least": min(shares),
+        "most": max(shares),
+        "if all rows weigh the same": 7 / 8,
+        "if x were cut": 0.0,
+    }
+    return found | {"numbers of x": heads["L0H0"].Q.shape[-2], "numbers of a query": heads["L0H0"].Q.shape[-1]}
 
 
 def size_of_vocabulary() -> Numbers:

@@ -14,6 +14,7 @@ from glassformer.words import spoken
 
 Answer = Callable[..., Any]
 SHOWN = 200  # characters of a value in a message
+DIGITS = 4  # of a number in a message; more where a wrong one would look right
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Exercise:
             if all(alike(one, mistake.answer(*arguments)) for one, arguments in zip(answers, self.inputs)):
                 return Checked(False, spoken("Not yet: {named}", named=mistake.named))
         first = next(i for i, pair in enumerate(zip(answers, wanted)) if not alike(*pair))
-        asked, given, right = _shown(*self.inputs[first]), _shown(answers[first]), _shown(wanted[first])
+        asked, (given, right) = _shown(*self.inputs[first]), _told_apart(answers[first], wanted[first])
         told = spoken("Not yet: for {asked} it gives {given}; right is {right}.", asked=asked, given=given, right=right)
         return Checked(False, told)
 
@@ -98,7 +99,23 @@ def alike(one: Any, other: Any) -> bool:
     return numbers[0].shape == numbers[1].shape and torch.allclose(*numbers, rtol=1e-6, atol=1e-9)
 
 
-def _shown(*values: Any) -> str:
-    """Return values as they would be typed, cut where they are long."""
-    words = ", ".join(repr(v.tolist() if isinstance(v, torch.Tensor) else v) for v in values)
+def _told_apart(one: Any, other: Any) -> tuple[str, str]:
+    """Return two answers with as few digits as show that they are not the same, and no fewer than a message has."""
+    shown = ((_shown(one, digits=n), _shown(other, digits=n)) for n in range(DIGITS, 18))
+    return next((pair for pair in shown if pair[0] != pair[1]), (_shown(one), _shown(other)))
+
+
+def _shown(*values: Any, digits: int = DIGITS) -> str:
+    """Return values as they would be typed, their numbers rounded, cut where they are long."""
+    words = ", ".join(repr(_rounded(value, digits)) for value in values)
     return words if len(words) <= SHOWN else f"{words[:SHOWN]} …"
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Return a value with so many digits in each of its numbers that is not whole."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        rounded = [_rounded(one, digits) for one in value]
+        return rounded if isinstance(value, list) else tuple(rounded)
+    return float(f"{value:.{digits}g}") if isinstance(value, float) and not value.is_integer() else value

@@ -1,6 +1,6 @@
 """`glassformer serve`: open a page on models of one's own, on this machine."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +15,13 @@ _PRESET = "gpt-4l"  # served where no model is named
 def serve(
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")] = (),
     /,
+    text: str | None = None,
+    text_b: str | None = None,
+    head: str | None = None,
+    query: int | None = None,
+    key: int | None = None,
+    look: Literal["model", "head", "position"] | None = None,
+    learn: int | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
@@ -31,12 +38,20 @@ def serve(
     Examples:
         glassformer serve
         glassformer serve gpt-4l attn-only-2l
+        glassformer serve attn-only-2l --text "import os, sys, os" --head L1H6
         glassformer serve checkpoints/my-model --dtype bfloat16
         glassformer serve gpt-4l --port 8000 --no-browser
         glassformer serve gpt-4l --host 0.0.0.0 --token "$(openssl rand -hex 16)"
 
     Args:
         models: Shipped models, folders, or hub ids; gpt-4l by default.
+        text: Open the page with this text; by default with one that suits the first model.
+        text_b: Beside it, as run B, this text.
+        head: Open it at this head.
+        query: At this token that asks, counted from 0; the last by default.
+        key: And at this one that is asked; the first by default.
+        look: Open it at the whole model, at a head, or at a position.
+        learn: Open this chapter of the tour, 1 to 8.
         host: Address to listen on; another than this machine's own demands --token.
         port: Port to listen on; any free one by default.
         token: What requests have to bring; drawn at random by default.
@@ -45,6 +60,9 @@ def serve(
     """
     require(0 <= port < 2**16, f"--port is 0 to 65535, 0 for any that is free; found {port}.")
     require(0.01 <= memory <= 2**20, f"--memory takes gigabytes, 0.01 and more; found {memory}.")
+    from glassformer.serve.permalink import Opened
+
+    opened = Opened(text, text_b, head, query, key, look, learn)
     named = list(dict.fromkeys(models or (_PRESET,)))
     for name in named:
         check_known(name)
@@ -61,5 +79,5 @@ def serve(
     limits = Limits(memory=int(memory * 2**30))
     serving(
         {name: opener(name) for name in named}, host=host, port=port, token=token, limits=limits,
-        browser=not no_browser, say=say,
+        opened=opened, browser=not no_browser, say=say,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from glassformer.config import require
 from glassformer.errors import MissingExtra
 from glassformer.serve.guards import is_loopback
+from glassformer.serve.permalink import Opened
 from glassformer.serve.runs import Limits, Store
 from glassformer.words import spoken
 
@@ -23,6 +24,7 @@ def serve(
     port: int = 0,
     token: str | None = None,
     limits: Limits | None = None,
+    opened: Opened | None = None,
     browser: bool = True,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -34,6 +36,7 @@ def serve(
         port: To listen on; any free one by default.
         token: What requests have to bring; drawn at random by default.
         limits: What it does at most.
+        opened: What the page opens with; by default a text that suits the first model.
         browser: Open the page in a browser, where there is a display.
         say: Where its address is told.
 
@@ -41,6 +44,7 @@ def serve(
         ConfigError: Another host without a token, or a token too short.
         MissingExtra: Starlette or uvicorn is not installed.
         OSError: The address is taken.
+        WrongArgument: The page is to open at a head that the first model has not.
     """
     require(
         is_loopback(host) or token is not None,
@@ -60,7 +64,8 @@ def serve(
     own = token or secrets.token_urlsafe(24)
     store = Store(models, limits)
     # the one that the page opens with: who named what is no model learns it now
-    _ = next(iter(store.models.values())).model
+    first, served = next(iter(store.models.items()))
+    fragment = (opened or Opened()).fragment(first, served.model)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +73,7 @@ def serve(
         # before it is told: who opens the address at once waits, and is not turned away
         listening.listen(128)
         at = listening.getsockname()[1]
-        address = f"http://{_shown(host)}:{at}/?token={own}"
+        address = f"http://{_shown(host)}:{at}/?token={own}{fragment}"
         config = uvicorn.Config(
             application(store, own, host), log_level="warning", access_log=False, server_header=False,
             timeout_graceful_shutdown=2, limit_concurrency=256, lifespan="off",

@@ -32,6 +32,15 @@ def test_another_mistake_is_shown_where_it_shows_first() -> None:
     assert str(MEAN.check(max)) == "Not yet: for [1.0, 2.0, 6.0] it gives 6.0; right is 3.0."
 
 
+def test_numbers_have_the_digits_that_a_reader_wants_and_more_where_they_tell_two_apart() -> None:
+    third = Exercise("A third of a number.", ((torch.tensor(2.0, dtype=torch.float64),),), lambda x: x / 3, ())
+    assert str(third.check(lambda x: [x / 7])) == "Not yet: for 2.0 it gives [0.2857]; right is 0.6667."
+    assert str(third.check(lambda x: 0.66667)) == "Not yet: for 2.0 it gives 0.66667; right is 0.666667."
+    # what is whole stays whole, and arguments are rounded as answers are
+    assert str(third.check(lambda x: (1234567.0, x))) == "Not yet: for 2.0 it gives (1234567.0, 2.0); right is 0.6667."
+    assert str(check("look_up", lambda *_: None)).startswith("Not yet: for [1.541, -0.2934], [[0.6614, 0.2669], ")
+
+
 def test_an_answer_that_raises_is_told_what_it_raised() -> None:
     said = str(MEAN.check(lambda numbers: numbers[5]))
     assert said == "Not yet: for [1.0, 2.0, 6.0] it raises IndexError: list index out of range"
