@@ -1,4 +1,4 @@
-"""Features of a position: which entries of a dictionary fire there, how strongly, and which tokens each speaks for."""
+"""Features of a position: which entries of a dictionary fire there, how strongly, where else in the text, and which tokens each moves."""
 
 from pathlib import Path
 
@@ -32,14 +32,21 @@ def features(run: ServedRun, view: api.FeaturesView) -> Answer:
         )
     site = str(known[name].facts["site"])
     dictionary = run.served.remembered(f"dictionary {name}", lambda: load_dictionary(name))
-    row = run.read([site])[site].values[0, position]
-    dictionary = dictionary.to(row.device)
+    read = run.read([site])[site]
+    rows = read.values[0]
+    run.served.limits.require("memory", 4 * len(rows) * dictionary.config.n_features, "bytes of features of this text")
+    dictionary = dictionary.to(rows.device)
     with torch.no_grad():
-        fired = dictionary.encode(row)
+        along, row = dictionary.encode(rows), rows[position]
         rest = float((row - dictionary(row)).norm() / row.norm())
+    fired = along[position]
     count = int((fired > 0).sum())
     chosen = fired.topk(min(view.k, count)).indices.tolist()
-    arrays = {"activations": Labelled(fired[chosen], ("feature",), {"feature": chosen})}
+    coords = {"feature": chosen, "pos": read.labels("pos")}
+    arrays = {
+        "activations": Labelled(fired[chosen], ("feature",), {"feature": chosen}),
+        "along": Labelled(along[:, chosen].mT.contiguous(), ("feature", "pos"), coords),
+    }
     facts = {
         "dictionary": name, "dictionaries": list(known), "site": site, "position": position, "fired": count,
         "n_features": len(fired), "rest": rest,
@@ -47,8 +54,11 @@ def features(run: ServedRun, view: api.FeaturesView) -> Answer:
     lines = [
         *run.code.lines("run", [repr(site)]),
         f"dictionary = gf.analysis.dictionaries.load_dictionary({name!r})",
-        f"fired = dictionary.encode(run[{site!r}].values[0, {position}])",
-        f"found = {{'activations': gf.Labelled(fired[{chosen}], ('feature',))}}",
+        f"along = dictionary.encode(run[{site!r}].values[0])[:, {chosen}]",
+        "found = {",
+        f"    'activations': gf.Labelled(along[{position}], ('feature',)),",
+        "    'along': gf.Labelled(along.mT, ('feature', 'pos')),",
+        "}",
     ]
     if chosen:
         moved = feature_tokens(run.model, dictionary, chosen, k=view.tokens)
