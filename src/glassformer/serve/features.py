@@ -1,4 +1,4 @@
-"""Features of a position: which entries of a dictionary fire there, how strongly, where else in the text, and which tokens each moves."""
+"""Features of a position: which entries of a dictionary fire there and along the text, and which tokens each moves."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What came from memory: of each layer that has one, what it drew on at a position, tokens in sight or what it keeps."""
+"""What came from memory: of each layer that has one, what it drew on at a position, tokens in sight or what it kept."""
 
 import torch
 
@@ -20,7 +20,7 @@ def memories(run: ServedRun, view: api.Rows) -> Answer:
     if not sites:
         raise AnalysisUnavailable(
             "what came from memory: no layer of this model has one, and its heads look at the tokens of the text.\n"
-            "    Mechanisms that have one: persistent, segment_recurrence, nearest_memory, linear_memory, neural_memory."
+            "    Those that do: persistent, segment_recurrence, nearest_memory, linear_memory, neural_memory."
         )
     found = memory_use(run.read(sites), position)
     coords = {"layer": [one.label for one in found]}
