@@ -256,6 +256,26 @@ def test_everybody_can_read_a_cell_that_is_light_or_dark_as_its_notebook(page: A
 
 
 @pytest.mark.browser
+def test_a_tip_stands_beside_the_pointer_wherever_a_notebook_moves_a_cell(page: Any, served: Served) -> None:
+    cells = Cells(page)
+    moved = "padding: 150px 90px; transform: translate(40px, 30px)"
+    page.evaluate("moved => { document.querySelector('main').style.cssText = moved; }", moved)
+    cells.draw(gf.explorer.widget(served.models["tiny"], IDS), "1100px")
+    cells.settled()
+    page.locator("#view").focus()
+    page.keyboard.press("2")
+    cells.until("cells[0].cell.shadowRoot.querySelector('.pipeline canvas')")
+    cells.until("!cells[0].cell.shadowRoot.querySelector('.stale')")
+    box = page.locator(".pipeline canvas").first.bounding_box()
+    x, y = box["x"] + 5, box["y"] + 5
+    page.mouse.move(x, y)
+    tip = page.locator(".tip").bounding_box()
+    assert tip["x"] == pytest.approx(min(x + 14, 1440 - tip["width"] - 8), abs=1.5)
+    assert tip["y"] == pytest.approx(max(8, y - tip["height"] - 10), abs=1.5)
+    assert page.locator(".tip").inner_text() and page.locator(".tip").is_visible()
+
+
+@pytest.mark.browser
 def test_a_file_of_the_kernel_is_saved_and_a_closed_cell_hears_nothing(page: Any, served: Served) -> None:
     cells = Cells(page)
     cells.draw(gf.explorer.widget(served.models["tiny"], IDS), "1100px")
