@@ -21,6 +21,7 @@ from glassformer.analysis.lens import logit_lens
 from glassformer.errors import AnalysisUnavailable, MissingExtra, TextError
 from glassformer.figures.colours import LIGHT
 from glassformer.serve import Channel
+from glassformer.serve.questions import QUESTIONS
 from glassformer.testing.models import subject
 from pages import accessibility_report
 from served import ROOT, TOKEN, Served
@@ -194,6 +195,12 @@ def test_code_to_copy_takes_the_model_that_the_notebook_has(anywidget: Any, serv
     names = {"model": model}
     exec(run.card.python, names)
     assert "gf.load" not in run.card.python and names["run"].ids.tolist() == [IDS]
+    # of its weights alone, too
+    (own,) = store.models.values()
+    for name in ("circuit", "value-matrices"):
+        names = {"model": model}
+        exec(QUESTIONS[name].answer(own, "L1H1", QUESTIONS[name].view()).python, names)
+        assert names["found"] is not None
 
 
 # ------------------------------------------------------------------------------------------------------- in a browser

@@ -32,6 +32,7 @@ from glassformer.serve.lessons import lesson
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
 from glassformer.serve.memories import memories
 from glassformer.serve.planes import plane, query_key_plane
+from glassformer.serve.programs import loading
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
 from glassformer.serve.value_matrices import value_matrices
 from glassformer.serve.verdicts import verdicts
@@ -263,7 +264,7 @@ def _of_weights(
     code = [
         "import glassformer as gf",
         "",
-        f"model = gf.load({served.source!r})",
+        *loading(served.source),
         f"found = gf.analysis.{path}(model{said})",
     ]
     return Answer(name, *taken_apart(found), "\n".join(code))
