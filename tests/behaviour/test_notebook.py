@@ -273,9 +273,12 @@ def test_a_tip_stands_beside_the_pointer_wherever_a_notebook_moves_a_cell(page: 
     page.keyboard.press("2")
     cells.until("cells[0].cell.shadowRoot.querySelector('.pipeline canvas')")
     cells.until("!cells[0].cell.shadowRoot.querySelector('.stale')")
-    box = page.locator(".pipeline canvas").first.bounding_box()
+    canvas = page.locator(".pipeline canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
     x, y = box["x"] + 5, box["y"] + 5
     page.mouse.move(x, y)
+    cells.until("cells[0].cell.shadowRoot.querySelector('.tip').innerText")
     tip = page.locator(".tip").bounding_box()
     assert tip["x"] == pytest.approx(min(x + 14, 1440 - tip["width"] - 8), abs=1.5)
     assert tip["y"] == pytest.approx(max(8, y - tip["height"] - 10), abs=1.5)
