@@ -19,7 +19,7 @@ def verdicts(served: ServedModel, head: str, view: api.VerdictsView) -> Answer:
     model = served.model
     part = model.sub_layer(sites_of_heads(model.sites(), head)["z"].path).attention
     assert part is not None, "what has mixed values attends"
-    kind = part.config.mixer.kind
+    kind = part.config.mixer.kind or ""
     claims = [claim for cell in atlas().mechanisms.get(kind, []) for claim in cell.claims]
     if not claims:
         raise AnalysisUnavailable(

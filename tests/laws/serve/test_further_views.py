@@ -88,7 +88,7 @@ def test_the_backward_grid_is_that_of_the_model_as_it_is(name: str) -> None:
     more: dict[str, Any] = {"target_ids": [1, 4, 7]} if pair else {}
     run = served.run("m", IDS, **more)["id"]
     facts, arrays = asked(served, f"runs/{run}/backward", position=1, answer=5)
-    told = backward_lens(model, IDS, 5, positions=[1], k=5, **({"target": [1, 4, 7]} if pair else {}))
+    told = backward_lens(model, IDS, 5, positions=[1], k=5, target=[1, 4, 7] if pair else None)
     assert facts["loss"] == pytest.approx(told.loss) and facts["asked"] == [1]
     agree(arrays["norm"], told.norm.values.float())
     site = "decoder.blocks.0.attn.z" if pair else "blocks.0.attn.z"
