@@ -88,7 +88,7 @@ def views(shown: Page) -> Iterator[str]:
             settled(shown)
         yield f"model {i}"
     press(shown, "2")
-    for i in range(9):
+    for i in range(10):
         shown.locator(".side .tabs > button").nth(i).click()
         settled(shown)
         yield f"head {i}"
@@ -110,6 +110,10 @@ def views(shown: Page) -> Iterator[str]:
     shown.locator(".mixtures").wait_for()
     settled(shown)
     yield "mixture"
+    for i, name in enumerate(["memories", "features", "backward"], 4):
+        tabs.nth(i).click()
+        settled(shown)
+        yield name
     press(shown, "x", "d", "1")
     shown.locator(".changes").wait_for(state="attached")
     tabs.nth(0).click()

@@ -12,7 +12,9 @@ from playwright.sync_api import Page, expect
 import glassformer as gf
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.behaviour import query_key_plane
+from glassformer.analysis.dictionaries import attach
 from glassformer.analysis.frozen import write_projections
+from glassformer.analysis.gradients import backward_lens
 from glassformer.analysis.lens import lens_grid
 from glassformer.analysis.subspaces import token_plane
 from glassformer.models import Sampling, stream
@@ -295,6 +297,32 @@ def test_a_query_finds_its_keys_by_length_and_angle(explorer: Opener, listening:
         assert [number(x) for x in (length, product, score)] == pytest.approx(expected, rel=0.01, abs=6e-4)
         assert float(angle.rstrip("°")) == pytest.approx(float(found.angles.values[key]), abs=0.06)
     expect(shown.locator(".side")).to_contain_text("Scores are these products.")
+
+
+@pytest.mark.full
+def test_features_and_a_step_of_descent_are_the_librarys(explorer: Opener, listening: Listening) -> None:
+    shown, model, site = explorer(), listening.model("gpt-4l"), "blocks.2.resid_post"
+    at_level(shown, 3, "Features")
+    shown.locator("table.features tbody tr").first.wait_for()
+    split = attach(model, f"gpt-4l/{site}")
+    fired = gf.run(split, TEXT, read=[f"{site}.features"])[f"{site}.features"].values[0, -1].topk(12)
+    rows = cells(shown, "table.features")
+    assert [int(row[0]) for row in rows] == fired.indices.tolist()
+    assert [number(row[1]) for row in rows] == pytest.approx(fired.values.tolist(), rel=0.01)
+    shown.locator("table.features tbody button").first.click()
+    expect(shown.locator(".source")).to_contain_text("load_dictionary('gpt-4l/blocks.2.resid_post')")
+    at_level(shown, 3, "A step of descent")
+    shown.locator("table.lenses").wait_for()
+    found = backward_lens(model, TEXT)
+    expect(shown.locator("#view")).to_contain_text(f"Loss {found.loss:.3g} nats")
+    words = cells(shown, "table.lenses")
+    assert [row[0] for row in words] == [str(label) for label in found.norm.labels("map")]
+    # by keys alone: the same map one position earlier, and where its number comes from
+    shown.locator("table.lenses td[tabindex='0']").press("ArrowLeft")
+    row, told = found.norm.values[-1], shown.locator(".told")
+    expect(told).to_contain_text(f"size {float(row[-2]):.3g}"[:8])
+    told.get_by_role("button").click()
+    expect(shown.locator(".source")).to_contain_text("gf.analysis.gradients.backward_lens(model, [")
 
 
 TURNING = """async canvas => {

@@ -21,6 +21,7 @@ from glassformer.analysis.lens import logit_lens
 from glassformer.errors import AnalysisUnavailable, MissingExtra, TextError
 from glassformer.figures.colours import LIGHT
 from glassformer.serve import Channel
+from glassformer.serve.questions import QUESTIONS
 from glassformer.testing.models import subject
 from pages import accessibility_report
 from served import ROOT, TOKEN, Served
@@ -194,6 +195,12 @@ def test_code_to_copy_takes_the_model_that_the_notebook_has(anywidget: Any, serv
     names = {"model": model}
     exec(run.card.python, names)
     assert "gf.load" not in run.card.python and names["run"].ids.tolist() == [IDS]
+    # of its weights alone, too
+    (own,) = store.models.values()
+    for name in ("circuit", "value-matrices"):
+        names = {"model": model}
+        exec(QUESTIONS[name].answer(own, "L1H1", QUESTIONS[name].view()).python, names)
+        assert names["found"] is not None
 
 
 # ------------------------------------------------------------------------------------------------------- in a browser
@@ -253,6 +260,29 @@ def test_everybody_can_read_a_cell_that_is_light_or_dark_as_its_notebook(page: A
     cells.until(f"{style}.getPropertyValue('--theme').trim() === 'dark'")
     cells.settled()
     assert accessibility_report(page) == ""
+
+
+@pytest.mark.browser
+def test_a_tip_stands_beside_the_pointer_wherever_a_notebook_moves_a_cell(page: Any, served: Served) -> None:
+    cells = Cells(page)
+    moved = "padding: 150px 90px; transform: translate(40px, 30px)"
+    page.evaluate("moved => { document.querySelector('main').style.cssText = moved; }", moved)
+    cells.draw(gf.explorer.widget(served.models["tiny"], IDS), "1100px")
+    cells.settled()
+    page.locator("#view").focus()
+    page.keyboard.press("2")
+    cells.until("cells[0].cell.shadowRoot.querySelector('.pipeline canvas')")
+    cells.until("!cells[0].cell.shadowRoot.querySelector('.stale')")
+    canvas = page.locator(".pipeline canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = box["x"] + 5, box["y"] + 5
+    page.mouse.move(x, y)
+    cells.until("cells[0].cell.shadowRoot.querySelector('.tip').innerText")
+    tip = page.locator(".tip").bounding_box()
+    assert tip["x"] == pytest.approx(min(x + 14, 1440 - tip["width"] - 8), abs=1.5)
+    assert tip["y"] == pytest.approx(max(8, y - tip["height"] - 10), abs=1.5)
+    assert page.locator(".tip").inner_text() and page.locator(".tip").is_visible()
 
 
 @pytest.mark.browser

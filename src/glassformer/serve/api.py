@@ -21,6 +21,7 @@ from glassformer.config import Config
 from glassformer.data.tokenizer import Specials
 from glassformer.errors import ConfigError
 from glassformer.serve.frames import Encoding, Packing
+from glassformer.words import Language
 
 VERSION = "v1"
 Index = int | tuple[int, ...]
@@ -390,6 +391,49 @@ class MixtureView(View):
 
     position: int = -1
     path: str | None = None
+
+
+@dataclass(frozen=True)
+class FeaturesView(View):
+    """Features of a dictionary at one position.
+
+    Args:
+        position: Which; negative ones count from the end.
+        dictionary: Name of one of the model's, as the answer lists them; the first by default.
+        k: How many features at most, the strongest.
+        tokens: How many tokens of each, at either end.
+    """
+
+    position: int = -1
+    dictionary: str | None = None
+    k: Count = 12
+    tokens: Count = 5
+
+
+@dataclass(frozen=True)
+class BackwardView(View):
+    """What a step of descent on the loss of one position would write.
+
+    Args:
+        answer: Token id that the loss wants; the likeliest by default.
+        position: Whose prediction the loss is of; negative ones count from the end.
+        k: Tokens at either end.
+    """
+
+    answer: Natural | None = None
+    position: int = -1
+    k: Count = 5
+
+
+@dataclass(frozen=True)
+class VerdictsView(View):
+    """Verdicts of studies.
+
+    Args:
+        lang: Language of the studies' questions.
+    """
+
+    lang: Language = "en"
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,11 @@ class RunCode:
         return f"{lender}[{change.site!r}].values.mean(({dims},), keepdim=True)"
 
 
+def loading(source: str) -> list[str]:
+    """Return the line that loads a model; none for one that whoever runs the code has as `model`."""
+    return [f"model = gf.load({source!r})"] if source else []
+
+
 def program(*runs: tuple[str, RunCode, Sequence[str]], imports: Sequence[str] = ()) -> list[str]:
     """Return the lines that import, load models and make runs.
 

@@ -23,14 +23,19 @@ from glassformer.numerics.precision import wide
 from glassformer.render.page import attention_page
 from glassformer.serve import api
 from glassformer.serve.answers import Answer, taken_apart
+from glassformer.serve.backward import backward
 from glassformer.serve.carried import carried
+from glassformer.serve.features import features
 from glassformer.serve.frames import reduced
 from glassformer.serve.lanes import lanes, mixtures
 from glassformer.serve.lessons import lesson
 from glassformer.serve.looking import STAGES, Looking, Places, Stage
+from glassformer.serve.memories import memories
 from glassformer.serve.planes import plane, query_key_plane
+from glassformer.serve.programs import loading
 from glassformer.serve.runs import Limits, ServedModel, ServedRun
 from glassformer.serve.value_matrices import value_matrices
+from glassformer.serve.verdicts import verdicts
 from glassformer.trace import sites_of_heads
 from glassformer.words import Sentence, sentence
 
@@ -62,11 +67,14 @@ def of_both(run: ServedRun, other: ServedRun, view: api.View) -> api.View:
 
     Raises:
         ShapeMismatch: Their texts have other numbers of tokens, or two models read other tokens.
-        ConfigError: A lens that follows the likeliest token of every position, a plane, or a chapter of the tour.
+        ConfigError: A lens that follows the likeliest token of every position, a plane, features, a backward lens, or a
+            chapter of the tour.
     """
     if isinstance(view, api.LessonView):
         raise ConfigError("a chapter is about one run, and has no difference: look at each.")
     run.require_difference(other)
+    if isinstance(view, api.FeaturesView | api.BackwardView):
+        raise ConfigError("what a position says in tokens, and by its features, is of one run: look at each.")
     if isinstance(view, api.PlaneView | api.QueryKeyView):
         raise ConfigError("planes of two runs have axes of their own, and no difference: look at each.")
     if isinstance(view, api.LensView) and view.answer is None:
@@ -256,7 +264,7 @@ def _of_weights(
     code = [
         "import glassformer as gf",
         "",
-        f"model = gf.load({served.source!r})",
+        *loading(served.source),
         f"found = gf.analysis.{path}(model{said})",
     ]
     return Answer(name, *taken_apart(found), "\n".join(code))
@@ -330,6 +338,13 @@ QUESTIONS: dict[str, Question] = {
     "mixtures": Question(
         "run", api.MixtureView, sentence("Weights with which heads mix the tokens at one position"), mixtures
     ),
+    "memories": Question("run", api.Rows, sentence("What came from memory at a position, layer by layer"), memories),
+    "features": Question(
+        "run", api.FeaturesView, sentence("Features of a dictionary that fire at a position"), features
+    ),
+    "backward": Question(
+        "run", api.BackwardView, sentence("What a step of descent would write into each linear map"), backward
+    ),
     "lens": Question("run", api.LensView, sentence("What the model would say if it stopped at each layer"), lens),
     "attribution": Question("run", api.Attribution, sentence("What adds to a logit"), attribution),
     "sources": Question("run", api.OfLayers, sentence("Which tokens heads' shares of a logit come from"), sources),
@@ -341,6 +356,12 @@ QUESTIONS: dict[str, Question] = {
     ),
     "copying": Question("head of a model", api.View, sentence("Eigenvalues and copying score of a head"), copying),
     "skip-trigrams": Question("head of a model", api.OfHead, sentence("Skip-trigrams of a head"), skip_trigrams),
+    "verdicts": Question(
+        "head of a model",
+        api.VerdictsView,
+        sentence("What studies found of the mechanism of a head"),
+        verdicts,
+    ),
     "value-matrices": Question(
         "head of a model",
         api.MatricesView,

@@ -15,6 +15,7 @@ from glassformer.numerics.decompositions import dimensions, singular_values
 from glassformer.serve import api
 from glassformer.serve.answers import Answer
 from glassformer.serve.frames import reduced
+from glassformer.serve.programs import loading
 from glassformer.serve.runs import ServedModel
 from glassformer.weights import AttentionWeights, HeadWeights
 
@@ -88,7 +89,7 @@ def _python(source: str, head: str, place: int, spectra: list[str]) -> str:
         "import glassformer as gf",
         "from glassformer.numerics.decompositions import dimensions, singular_values",
         "",
-        f"model = gf.load({source!r})",
+        *loading(source),
         "w = gf.weights.of(model)",
         f"one = w[{head!r}]",
         f"numbers = [{each} for some in ([one], [w[{place}]], list(w))]",

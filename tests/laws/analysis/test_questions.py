@@ -34,10 +34,10 @@ CARDS = {card.name: card for card in cards()}
 PARTS = {
     "accuracy", "answer_rank", "attach", "average_traces", "calibration_error", "class_loss", "dictionaries_in",
     "dictionary_quality", "fit_dictionary", "fit_eraser", "frequent_tokens", "grid", "kl_divergence", "load_dictionary",
-    "log_probability", "logit", "logit_difference", "metric_named", "next_token_loss", "one_by_one", "position_bias",
-    "position_scores", "probability", "read_history", "regenerate", "residual_ratio", "rotate", "rotation",
-    "save_dictionary", "short_circuit_edits", "subject_deviation", "superposition", "token_loss", "train_dictionary",
-    "velocity_loss", "with_gates", "with_scales",
+    "log_probability", "logit", "logit_difference", "memory_sites", "memory_use", "metric_named", "next_token_loss",
+    "one_by_one", "position_bias", "position_scores", "probability", "read_history", "regenerate", "residual_ratio",
+    "rotate", "rotation", "save_dictionary", "short_circuit_edits", "subject_deviation", "superposition", "token_loss",
+    "train_dictionary", "velocity_loss", "with_gates", "with_scales",
 }  # fmt: skip
 # what an analysis of one pass cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {

@@ -366,6 +366,44 @@ export interface MixtureView {
   path?: string | null;
 }
 
+/** Features of a dictionary at one position. */
+export interface FeaturesView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Which; negative ones count from the end. */
+  position?: number;
+  /** Name of one of the model's, as the answer lists them; the first by default. */
+  dictionary?: string | null;
+  /** How many features at most, the strongest. */
+  k?: number;
+  /** How many tokens of each, at either end. */
+  tokens?: number;
+}
+
+/** What a step of descent on the loss of one position would write. */
+export interface BackwardView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Token id that the loss wants; the likeliest by default. */
+  answer?: number | null;
+  /** Whose prediction the loss is of; negative ones count from the end. */
+  position?: number;
+  /** Tokens at either end. */
+  k?: number;
+}
+
 /** The logit lens. */
 export interface LensView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -484,6 +522,20 @@ export interface OfHead {
   k?: number;
 }
 
+/** Verdicts of studies. */
+export interface VerdictsView {
+  /** `json`, or `frame`: arrays in the layout of safetensors. */
+  form?: "json" | "frame";
+  /** Of the arrays of a frame. */
+  encoding?: "f32" | "f16" | "sqrt8" | "signed8" | "lin8";
+  /** Of square arrays of a frame. */
+  packing?: "full" | "tril";
+  /** Id of a run whose answer to the same question is subtracted. */
+  minus?: string | null;
+  /** Language of the studies' questions. */
+  lang?: "en" | "zh";
+}
+
 /** Value matrices of a head. */
 export interface MatricesView {
   /** `json`, or `frame`: arrays in the layout of safetensors. */
@@ -549,6 +601,9 @@ export interface Views {
   "added-token": View;
   "lanes": View;
   "mixtures": MixtureView;
+  "memories": Rows;
+  "features": FeaturesView;
+  "backward": BackwardView;
   "lens": LensView;
   "attribution": Attribution;
   "sources": OfLayers;
@@ -558,6 +613,7 @@ export interface Views {
   "circuit": CircuitView;
   "copying": View;
   "skip-trigrams": OfHead;
+  "verdicts": VerdictsView;
   "value-matrices": MatricesView;
   "composition": CompositionView;
   "partners": CompositionView;

@@ -134,8 +134,14 @@ export const ofWeights = <Name extends keyof Views>(
   ...where,
 });
 
-/** What an array has along its last axes: once, or once for each map of a head that has several. */
-export const mapsOf = (tensor: Tensor, axes: number): readonly Tensor[] =>
+/** What an array has along its last axes, with its place along the others: once, or for each map of several. */
+export const placedMapsOf = (tensor: Tensor, axes: number): readonly { map: Tensor; place: readonly number[] }[] =>
   tensor.axes.length <= axes
-    ? [tensor]
-    : Array.from({ length: tensor.shape[0] }, (_, i) => mapsOf(tensor.pick(tensor.axes[0], i), axes)).flat();
+    ? [{ map: tensor, place: [] }]
+    : Array.from({ length: tensor.shape[0] }, (_, i) =>
+        placedMapsOf(tensor.pick(tensor.axes[0], i), axes).map(({ map, place }) => ({ map, place: [i, ...place] })),
+      ).flat();
+
+/** The same without places. */
+export const mapsOf = (tensor: Tensor, axes: number): readonly Tensor[] =>
+  placedMapsOf(tensor, axes).map(({ map }) => map);

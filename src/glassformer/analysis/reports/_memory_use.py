@@ -70,7 +70,12 @@ def memory_sites(model: ModelLike) -> list[str]:
 
 
 def memory_use(run: Run, position: int) -> tuple[MemoryUse, ...]:
-    """Return what came from the window and what from memory at a position, layer by layer."""
+    """Return what came from the window and what from memory at a position, layer by layer.
+
+    Args:
+        run: A pass that read `memory_sites` of its model.
+        position: Of the text that the logits are of.
+    """
     return tuple(_use(run, parts, position) for parts in _layers(run.model))
 
 
