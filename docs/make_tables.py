@@ -223,15 +223,17 @@ def theory(page: Path) -> dict[str, str]:
 
 
 def equivariance(rows: dict[str, list[dict[str, list[str]]]]) -> dict[str, str]:
-    """Return a table of laws for mechanisms and one for positions: a row for settings that obey the same."""
+    """Return a table of laws for each group of layers: a row for settings that obey the same, laws that are defined."""
     kinds = {one.partition("(")[0] for row in rows["mechanism"] for one in row["settings"]}
     if sorted(kinds) != [kind for kind, _ in _registered()]:
         raise SystemExit("laws were tried of other mechanisms than there are: python docs/make_theory.py symmetries")
-    heads = [law.replace(" ", "<br>") for law in EQUIVARIANCE_LAWS]
-    return {
-        group: _table([(group, *heads)] + [(_settings(row["settings"]), *row["signs"]) for row in found])
-        for group, found in rows.items()
-    }
+    tables = dict[str, str]()
+    for group, found in rows.items():
+        asked = [at for at in range(len(EQUIVARIANCE_LAWS)) if any(row["signs"][at] != "–" for row in found)]
+        laws = [[*EQUIVARIANCE_LAWS][at].replace(" ", "<br>") for at in asked]
+        of_rows = [(_settings(row["settings"]), *(row["signs"][at] for at in asked)) for row in found]
+        tables[group] = _table([(group, *laws), *of_rows])
+    return tables
 
 
 def _settings(names: Sequence[str], width: int = 120) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import theory_of_blocks
 import theory_of_maps
+import theory_of_models
 import theory_of_states
 import theory_of_training
 from PIL import Image
@@ -21,7 +22,8 @@ from glassformer.figures import draw
 
 FOLDER = Path(__file__).resolve().parent / "images" / "theory"
 SEEN = FOLDER / "seen.json"
-VIEWS = theory_of_states.VIEWS | theory_of_blocks.VIEWS | theory_of_maps.VIEWS | theory_of_training.VIEWS
+OF = theory_of_states, theory_of_blocks, theory_of_maps, theory_of_training, theory_of_models
+VIEWS = {page: view for module in OF for page, view in module.VIEWS.items()}
 
 
 def main(pages: list[str]) -> None:

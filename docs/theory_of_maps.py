@@ -8,7 +8,16 @@ from typing import Any, cast
 import torch
 
 import glassformer as gf
-from glassformer.attention import Attention, Lightning, MixerConfig, NoPositions, PositionsConfig, RopeGrid, Softmax
+from glassformer.attention import (
+    Attention,
+    Lightning,
+    MixerConfig,
+    NoPositions,
+    PositionsConfig,
+    RopeGrid,
+    Softmax,
+    SubLayerConfig,
+)
 from glassformer.dynamics import (
     EquivarianceTable,
     HeadOperator,
@@ -31,11 +40,13 @@ PLACES = [*POSITIONS, RopeGrid()]
 SIGNS = {"known": "◉", "exact": "●", "nearly": "◐", "broken": "○", "none": "–"}
 
 
-def tried(mixer: MixerConfig, place: PositionsConfig) -> EquivarianceTable:
+def tried(layer: SubLayerConfig) -> EquivarianceTable:
     """The laws of a small layer, all of whose weights are drawn."""
-    grid = (4, 8) if place.of_grid else None
-    layer = Attention(4, 2, 4, mixer=mixer, positions=place, grid=grid).build(D_MODEL, 32, 0, "")
-    return equivariance_table(randomise(layer.double().eval()))
+    return equivariance_table(randomise(layer.build(D_MODEL, 32, 0, "").double().eval()))
+
+
+def attention(mixer: MixerConfig, place: PositionsConfig) -> Attention:
+    return Attention(4, 2, 4, mixer=mixer, positions=place, grid=(4, 8) if place.of_grid else None)
 
 
 def sign(table: EquivarianceTable, law: str) -> str:
@@ -50,22 +61,28 @@ def sign(table: EquivarianceTable, law: str) -> str:
 
 
 def laws_of_layers() -> dict[str, list[dict[str, Any]]]:
-    """Of mechanisms and of positions a row for settings that obey the same laws, kind by kind."""
+    """Of mechanisms, positions and other sub-layers a row for settings that obey the same laws, kind by kind."""
     mixers = [cast(Any, cls)(**fields) for _, cls in sorted(MixerConfig.registry.items())
               for fields in ({}, *cast(Any, cls).variants)]  # fmt: skip
     found: dict[str, list[dict[str, Any]]] = {}
     for group, layers in {
-        "mechanism": [(mixer, mixer, NoPositions()) for mixer in mixers],
-        "positions": [(place, Lightning() if place.doubles else Softmax(), place) for place in PLACES],
+        "mechanism": [(mixer, attention(mixer, NoPositions())) for mixer in mixers],
+        "positions": [(place, attention(Lightning() if place.doubles else Softmax(), place)) for place in PLACES],
+        "sub-layer": [(cast(Any, kind)(),) * 2 for kind in others()],
     }.items():
         rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for config, mixer, place in layers:
-            table = tried(mixer, place)
+        for config, layer in layers:
+            table = tried(layer)
             if table.contradicted:
                 raise SystemExit(f"{config.described} breaks what it states: {', '.join(table.contradicted)}")
             rows.setdefault((config.kind, tuple(sign(table, law) for law in table.holds)), []).append(config.described)
         found[group] = [{"settings": names, "signs": list(signs)} for (_, signs), names in rows.items()]
     return found
+
+
+def others() -> list[type[SubLayerConfig]]:
+    """The kinds of sub-layer beside attention, by name."""
+    return [kind for _, kind in sorted(SubLayerConfig.registry.items()) if kind is not Attention]
 
 
 def read_by_a_head(n: int) -> tuple[HeadOperator, PlacedTokens]:

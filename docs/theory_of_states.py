@@ -3,6 +3,7 @@
 import heapq
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import product
 from tempfile import TemporaryDirectory
 
 import torch
@@ -154,9 +155,9 @@ def spins() -> View:
         means = mean_field(none, couplings, critical / ratio, start=begun)
         found.append(float(means.mean(0).square().mean()))
         theory.append(spontaneous_order(coupling, n, critical / ratio))
-    by_temperature = Labelled(torch.tensor([found, theory]), ("of", "threshold"),
+    by_temperature = Labelled(torch.tensor([found, theory]), ("of", "temperature"),
                               {"of": ["equations solved", "1 - T / T_c"],
-                               "threshold": [round(ratio, 2) for ratio in ratios]})  # fmt: skip
+                               "temperature": [round(ratio, 2) for ratio in ratios]})  # fmt: skip
     off = max(abs(a - b) for a, b in zip(found, theory))
 
     drawn = 0.3 * normal(6, 6) / 6**0.5
@@ -186,6 +187,17 @@ def spins() -> View:
     }
 
 
+def phases(n: int, betas: list[float], dimensions: list[int], time: float, length: float = 0.1) -> Labelled:
+    """The share of pairs of tokens that have merged at a time, by temperature and dimension."""
+    shares = torch.zeros(len(betas), len(dimensions))
+    for (i, beta), (j, d) in product(enumerate(betas), enumerate(dimensions)):
+        x = on_sphere(4, n, d)
+        for _ in range(round(time / length)):
+            x = ParticleFlow(beta).layer(x, length)
+        shares[i, j] = merged(x).mean()
+    return Labelled(shares, ("beta", "dimensions"), {"beta": betas, "dimensions": dimensions})
+
+
 def particles() -> View:
     """Phases by temperature and time, clusters that wait, and the tokens of a text by depth."""
     n, length, times, betas = 32, 0.1, 120, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
@@ -203,6 +215,8 @@ def particles() -> View:
                 when[beta] = next(i for i, share in enumerate(shares) if share >= 0.5)
         by_time = Labelled(torch.tensor(rows), ("beta", "time"), {"beta": betas, "time": list(range(len(rows[0])))})
         panels.append(Panel(f"share of pairs merged, {d} dimensions", by_time, of_a_whole=True))
+    panels.append(Panel("share of pairs merged, at time 12", phases(n, betas, [2, 3, 4, 8, 16, 32, 64, 128], 12.0),
+                        of_a_whole=True))  # fmt: skip
     flow, x = ParticleFlow(9.0), on_sphere(40, n, 2)
     counts = [float(clusters(y).double().mean()) for y in flow.flow(x, 100, 0.5)[::4]]
     of_time = Labelled(torch.tensor(counts), ("time",), {"time": list(range(0, 51, 2))})

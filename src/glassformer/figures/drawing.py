@@ -20,7 +20,7 @@ MOST_BESIDE = 30  # characters of a label beside a bar, or above a panel
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
 UNITS = ("metric", "measure", "outcome")
-CURVES = ("count", "threshold", "amount", "curvature", "weight", "depth", "step", "length", "steps")
+CURVES = ("count", "threshold", "temperature", "amount", "curvature", "weight", "depth", "step", "length", "steps")
 POWERS = ("length", "steps")  # along which numbers grow as powers, so that both axes are logarithmic
 ORDERED = ("pos", "query", "key", "site", *CURVES)
 PLACES = ("pos", "query", "key", "position")  # what is a place in a text

@@ -321,7 +321,7 @@ def test_a_classifier_is_attached_while_it_is_asked_and_only_then() -> None:
     taught = train_expert(
         model,
         ExpertConfig(
-            WHICH.replace(other=0.0), FullTuning(), objective="next-token", steps=20, batch_size=32,
+            WHICH.replace(other=0.0), FullTuning(), objective="next-token", steps=40, batch_size=32,
             evaluate_prompts=8, evaluate_every=5, optim=FAST,
         ),
     ).adapter  # fmt: skip

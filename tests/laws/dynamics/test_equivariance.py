@@ -22,6 +22,7 @@ from glassformer.attention import (
     RelativeBias,
     Rope,
     Softmax,
+    SubLayerConfig,
 )
 from glassformer.dynamics import EQUIVARIANCE_LAWS, EquivarianceTable, equivariance_defect, equivariance_table
 from glassformer.dynamics.equivariance_laws import Point
@@ -107,6 +108,16 @@ def test_no_positions_break_what_they_state(place: PositionsConfig) -> None:
     assert not table.contradicted
     # what turns by differences alone is known to
     assert not isinstance(place, Rope | RelativeBias) or table.stated["translation"]
+
+
+@in_one_pass
+@pytest.mark.parametrize("kind", sorted({*SubLayerConfig.registry} - {Attention.kind}))
+def test_no_sub_layer_breaks_what_is_known_of_it(kind: str) -> None:
+    made = cast(Any, SubLayerConfig.registry[kind])().build(D_MODEL, 32, 0, "")
+    table = equivariance_table(randomise(made.double().eval()))
+    assert table.holds["batch"] and not table.contradicted
+    # what works position by position obeys all that ask for no heads
+    assert not made.by_position or all(table.holds[law] for law in OF_TOKENS)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "post", "sandwich", "parallel", "attention_only"])
