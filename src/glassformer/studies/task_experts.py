@@ -101,6 +101,7 @@ def decoder(case: Case, seed: int) -> Decoder:
     recipe = RECIPE.replace(seed=seed, steps=steps, evaluate_every=steps, save_every=steps, keep=keep)
     history = read_history(case.trains(recipe))
     asked = [(task, task.questions(case["chosen_by"], "heldout", seed=seed)) for task in (*TASKS.values(), QUESTION)]
+    model: Any = None
     for _, model in history.models():
         if all(right(model, task, prompts) >= case["known"] for task, prompts in asked):
             break

@@ -107,15 +107,31 @@ def test_under_a_zigzag_all_ranks_see_as_many_keys() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_meets_by_scores_meets_by_the_kernel(causal: bool) -> None:
     q, k, v, g = (torch.randn(2, 3, 5, width, dtype=torch.float64) for width in (4, 4, 3, 3))
-    z, lse = _softmax(q, k, v, 0.7, causal)
-    scored = _softmax_by_scores(q, k, v, 0.7, causal)
-    close(scored.value, z, 1e-13)
-    close(scored.log_sum, lse, 1e-13)
+    z, lse = _softmax(q, k, v, 0.7, causal, None)
+    once = torch.ones(2, 3, 5, 5, dtype=torch.float64)
+    for factors in (None, once):
+        scored = _softmax_by_scores(q, k, v, 0.7, causal, factors)
+        close(scored.value, z, 1e-13)
+        close(scored.log_sum, lse, 1e-13)
     # more keys elsewhere: a larger sum, and another mean
     wider, mixed = lse + 0.3, z + 0.1
-    found = _softmax_backward_by_scores(g, q, k, v, mixed, wider, 0.7, causal)
-    for own, wanted in zip(found, _softmax_backward(g, q, k, v, mixed, wider, 0.7, causal), strict=True):
-        close(own, wanted, 1e-13)
+    kernel = _softmax_backward(g, q, k, v, mixed, wider, 0.7, causal, None)
+    for factors in (None, once):
+        found = _softmax_backward_by_scores(g, q, k, v, mixed, wider, 0.7, causal, factors)
+        for own, wanted in zip(found, kernel, strict=True):
+            close(own, wanted, 1e-13)
+
+
+def test_factors_on_the_pattern_are_felt_as_autograd_says() -> None:
+    q, k, v, g = (torch.randn(2, 3, 5, width, dtype=torch.float64) for width in (4, 4, 3, 3))
+    own = [x.clone().requires_grad_() for x in (q, k, v)]
+    factors = torch.nn.functional.dropout(torch.ones(2, 3, 5, 5, dtype=torch.float64), 0.3)
+    wanted = ((own[0] @ own[1].mT * 0.7).softmax(-1) * factors) @ own[2]
+    z, lse = _softmax(q, k, v, 0.7, False, factors)
+    close(z, wanted, 1e-13)
+    found = _softmax_backward(g, q, k, v, z, lse, 0.7, False, factors)
+    for one, other in zip(found, torch.autograd.grad(wanted, own, g), strict=True):
+        close(one, other, 1e-13)
 
 
 @pytest.mark.parametrize(
