@@ -186,7 +186,7 @@ def what_applies() -> str:
 def atlas_of_claims() -> str:
     """Return the page of claims: counts of each mechanism, mechanisms and analyses side by side, and every claim."""
     found = atlas()
-    unreported = ", ".join(f"`{name}`" for name in found.unreported)
+    unreported = ", ".join(f"`{name}`" for name in found.unreported) or "none"
     sections = [
         ATLAS,
         f"## Mechanisms\n\n{_mechanisms(found)}\n",

@@ -40,6 +40,7 @@ def run(case: Case) -> Measures:
 
 
 LONG = value("bits", program="parity", length=32)
+COUNTED = "the machine takes as many steps for every input of a length"
 EXACT = "the weights are set by hand, and do the same for every input"
 
 STUDY = Study(
@@ -70,8 +71,8 @@ STUDY = Study(
         ),
         *(
             Claim(f"linear-{name}", f"{name}: the chain grows as the steps of the machine do, which grow as its input",
-                  growth("chain", "length", program=name), within(0.1, 1))
-            for name in ("parity", "not", "addition")
+                  growth("chain", "length", program=name), within(0.1, 1), exact=exact)
+            for name, exact in (("parity", COUNTED), ("not", COUNTED), ("addition", ""))
         ),
         Claim("digits-grow", "Four times the input takes more digits", LONG - value("bits", program="parity", length=8),
               above(0.5)),

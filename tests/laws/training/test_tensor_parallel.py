@@ -1,11 +1,12 @@
 """Models that ranks share by heads, neurons and tokens, against one process: training, and sites of their passes."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 import glassformer as gf
 from glassformer.attention import Alibi, Attention, LearnedScale, Lightning, Linear, Merge, Rope, Separate, Softmax
@@ -111,7 +112,8 @@ def test_neurons_that_do_not_divide_are_refused() -> None:
 
 
 def test_rates_and_factors_that_all_ranks_would_read_whole_are_refused() -> None:
-    two: Any = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 2)
+    two = Mock(spec=DeviceMesh)
+    two.get_local_rank.return_value, two.size.return_value = 0, 2
     sphere = normalised_block(16, n_heads=4, mixer=Softmax(), qk_norm=False, mlp=Mlp(8, bias=False))
     with pytest.raises(ConfigError, match=r'"blocks\.0\.attn" moves the stream on a sphere'):
         share_layers(MODEL.replace(layers=(sphere,), final_norm=NoNorm()).build(), two)

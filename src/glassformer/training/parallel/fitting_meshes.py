@@ -67,7 +67,7 @@ def _of_the_whole(found: Plan) -> float:
         return float(WIDE * found.parameters)
     parts = found.memory.labels("part")
     leaders = float(found.memory.values[parts.index(LEADERS)]) if LEADERS in parts else 0.0
-    return max(found.beginning, found.resuming, leaders)
+    return float(max(found.beginning, found.resuming, leaders))
 
 
 def _ways(config: ModelConfig, found: Plan, checkpoints: Checkpoints) -> Iterator[Plan]:
