@@ -123,7 +123,6 @@ def test_a_model_of_text_takes_no_image(capsys: Any) -> None:
         "patch",
         "paths",
         "route a",
-        "serve",
     ],
 )
 def test_verbs_that_take_texts_say_which_takes_images(run_folder: Path, verb: str, capsys: Any) -> None:
