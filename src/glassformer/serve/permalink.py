@@ -51,7 +51,7 @@ class Opened:
         looks = [name for name in ("text_b", "head", "level") if getattr(self, name) is not None]
         require(
             self.text is not None or self.image is not None or not looks,
-            f"{_options(looks)}: of which text? Say it with --text, or which image with --image.",
+            f"{_options(looks)}: of which text? Say it with --text, or an image with --image.",
         )
         placed = [name for name in ("query", "key") if getattr(self, name) is not None]
         require(self.head is not None or not placed, f"{_options(placed)}: of which head? Say it with --head.")
