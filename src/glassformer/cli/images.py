@@ -57,11 +57,15 @@ def served_images(model: "ModelLike", name: str, given: Sequence[str]) -> "dict[
         given: Files, or held-out images such as `shapes:3`; if none are, the first of what it is trained on.
 
     Raises:
-        ConfigError: None was given, and what the model was trained on is not known.
+        ConfigError: None was given, and what the model was trained on is not known; or it makes images out of noise.
         DataError, ShapeMismatch, MissingExtra: As `image_of`.
     """
     from glassformer.serve.images import ServedImage
 
+    require(
+        model.config.denoises is None,
+        f"this model makes images out of noise, and is not served: glassformer generate {name} CLASSES --out FILE.",
+    )
     if not given:
         data = _trained_on(name)
         require(data is not None, f"this model reads images: start the server with some, each behind --image: {FORMS}.")

@@ -136,7 +136,12 @@ class ServedModel:
             if spec.image is not None:
                 raise TextError(f'"{self.id}" reads texts, and no images: give "text" or "ids" in place of "image".')
             return None
-        known = ", ".join(self.images) or "none: start the server with --image FILE"
+        if not self.images:
+            raise TextError(
+                f'"{self.id}" reads images, and none is served with it.\n    glassformer serve takes some behind '
+                "--image; gf.explain(model, image) makes a page of one."
+            )
+        known = ", ".join(self.images)
         if spec.image is None:
             raise TextError(f'"{self.id}" reads images: give "image", one that it is served with. Images: {known}.')
         if spec.image not in self.images:

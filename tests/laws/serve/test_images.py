@@ -16,7 +16,7 @@ from glassformer.cli import main
 from glassformer.cli.images import served_images
 from glassformer.data import Shapes
 from glassformer.errors import ConfigError, DataError, TextError, WrongArgument
-from glassformer.models import LearnedGrid, Mlp, Patches, block, image_encoder
+from glassformer.models import LearnedGrid, Mlp, Patches, block, image_encoder, image_generator
 from glassformer.serve.permalink import Opened
 from glassformer.serve.questions import QUESTIONS
 from glassformer.training import TrainConfig, train
@@ -78,7 +78,7 @@ def test_the_image_is_the_tensor_that_was_read_and_weights_lie_on_its_grid(serve
     told = served.ask(f"runs/{run}/image")
     assert torch.equal(torch.tensor(told["arrays"]["image"]["values"]), pixels("shapes:2"))
     rows, columns, outside = told["facts"]["grid"]
-    assert (rows, columns, outside) == (*model.patches.grid, 1)
+    assert model.patches is not None and (rows, columns, outside) == (*model.patches.grid, 1)
     pattern = gf.run(model, pixels("shapes:2"), read=["L1H1.pattern"])["L1H1.pattern"].values[0]
     for query in (0, 5, 16):
         weights = served.arrays(f"runs/{run}/row/L1H1/{query}")["weights"]
@@ -96,7 +96,7 @@ def test_a_run_of_an_image_may_be_changed_swept_and_compared(served: Served) -> 
     lent = gf.run(model, pixels(NAMES[1]), read=["L0H1.z"])
     expected = gf.run(model, pixels(NAMES[0]), edit=[gf.Set("L0H1.z", lent)]).logits
     torch.testing.assert_close(names["run"].logits, expected)
-    assert off["top"][0]["ids"][0] == int(expected[0, 0].argmax())
+    assert expected is not None and off["top"][0]["ids"][0] == int(expected[0, 0].argmax())
     less = served.arrays(f"runs/{other}/image", minus=one)["image"]
     torch.testing.assert_close(less, pixels(NAMES[1]) - pixels(NAMES[0]))
     for said in ({"sweep": "ablate_heads"}, {"sweep": "patch_positions", "donor": other}):
@@ -141,6 +141,7 @@ def test_files_and_sets_are_served_with_the_code_that_reads_them(tmp_path: Path)
     for name, one in served_images(model, "", [str(tmp_path / "a.png"), str(tmp_path / "a.npy")]).items():
         names: dict[str, Any] = {}
         exec("\n".join([*one.imports, f"image = {one.code}"]), names)
+        assert model.patches is not None
         assert torch.equal(model.patches.images(names["image"], one.pixels), one.pixels)
         found[name] = one.pixels
     assert torch.equal(*found.values())
@@ -161,6 +162,16 @@ def test_a_run_folder_brings_held_out_images_of_its_data(tmp_path: Path) -> None
     exec("\n".join([*found["shapes:5"].imports, f"image = {found['shapes:5'].code}"]), names)
     expected = data.build().batch(1, "heldout").tokens[1]
     assert torch.equal(names["image"], expected) and torch.equal(found["shapes:5"].pixels[0], expected)
+
+
+def test_a_model_without_images_and_one_that_makes_them_say_so() -> None:
+    served = Served({"vision": of_images()})
+    for given in ({"text": "a"}, {"image": "shapes:0"}):
+        code, said = refusal(served, model="vision", **given)
+        assert code == "TextError" and said == '"vision" reads images, and none is served with it.'
+    config = image_generator(Patches((16, 16), 4), 16, (block(n_heads=2, mlp=Mlp(16)),), 5, positions=LearnedGrid())
+    with pytest.raises(ConfigError, match="glassformer generate NAME CLASSES"):
+        served_images(config.build(), "NAME", ["shapes:0"])
 
 
 def test_the_page_opens_with_an_image_and_no_text() -> None:
