@@ -23,17 +23,18 @@ class Served(TestClient):
     Args:
         models: By name.
         limits: Of the server.
+        images: What opens those of a model that reads images.
     """
 
-    def __init__(self, models: Mapping[str, Any], limits: Limits | None = None) -> None:
+    def __init__(self, models: Mapping[str, Any], limits: Limits | None = None, images: Any = None) -> None:
         self.models = models
-        self.store = Store({name: lambda name=name: models[name] for name in models}, limits)
+        self.store = Store({name: lambda name=name: models[name] for name in models}, limits, images)
         app = application(self.store, TOKEN)
         super().__init__(app, base_url=f"http://127.0.0.1:8000{ROOT}/", headers={"Authorization": f"Bearer {TOKEN}"})  # type: ignore[arg-type]
 
-    def run(self, model: str, given: str | list[int], **more: Any) -> dict[str, Any]:
-        """Return the card of a run."""
-        said = {"text": given} if isinstance(given, str) else {"ids": given}
+    def run(self, model: str, given: str | list[int] | None, **more: Any) -> dict[str, Any]:
+        """Return the card of a run; of an image, which is said in place of what is given."""
+        said = {} if given is None else {"text": given} if isinstance(given, str) else {"ids": given}
         found = self.post("runs", json={"model": model} | said | more)
         assert found.status_code == 200, found.text
         return found.json()
@@ -85,12 +86,13 @@ class Listening:
     Args:
         models: What loads each, by name.
         port: Of the address; any free one by default.
+        images: What opens those of a model that reads images.
     """
 
-    def __init__(self, models: Mapping[str, Callable[[], Any]], port: int = 0) -> None:
+    def __init__(self, models: Mapping[str, Callable[[], Any]], port: int = 0, images: Any = None) -> None:
         import uvicorn
 
-        self.store = Store(models)
+        self.store = Store(models, images=images)
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", port))

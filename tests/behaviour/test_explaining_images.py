@@ -1,6 +1,5 @@
 """An image that is explained: on the command line from sets, arrays and pictures, on a page as patches with numbers."""
 
-import base64
 import json
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Page
 
 import glassformer as gf
 from explanations import of_images, sample
@@ -18,12 +17,12 @@ from glassformer.analysis.reports.attention import attention_of, pattern_sites
 from glassformer.attention import Longformer, Pola
 from glassformer.cli import main
 from glassformer.data import Shapes
-from glassformer.figures.colours import LIGHT
 from glassformer.models import EncoderConfig, LearnedGrid, Mlp, Patches, block, image_encoder, repeat
 from glassformer.render.terminal import lines
 from glassformer.testing import close
 from glassformer.training import TrainConfig, train
 from pages import Opener, accessibility_report, open_everything, wait_for_frame
+from patch_pictures import colour, drawn, shows
 
 browser_test = pytest.mark.browser
 DATA = Shapes(batch_size=4, size=10, task="kind")
@@ -123,7 +122,6 @@ def test_a_model_of_text_takes_no_image(capsys: Any) -> None:
         "patch",
         "paths",
         "route a",
-        "serve",
     ],
 )
 def test_verbs_that_take_texts_say_which_takes_images(run_folder: Path, verb: str, capsys: Any) -> None:
@@ -175,44 +173,6 @@ def document(name: str) -> dict[str, Any]:
         model = of_images(False, image=(8, 12), channels=3)
         return explain(model, torch.rand(3, 8, 12, generator=torch.Generator().manual_seed(0))).to_dict()
     return sample(name).to_dict()
-
-
-def drawn(picture: Locator) -> Any:
-    """Return the colours of a canvas, `row column colour`: red, green and blue."""
-    script = """canvas => {
-        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
-        copy.drawImage(canvas, 0, 0);
-        const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
-        return [canvas.height, canvas.width, btoa([...data].map(byte => String.fromCharCode(byte)).join(''))];
-    }"""
-    height, width, data = picture.evaluate(script)
-    return np.frombuffer(base64.b64decode(data), np.uint8).reshape(height, width, 4)[..., :3].astype(int)
-
-
-@cache
-def ramp(signed: bool) -> tuple[str, ...]:
-    return LIGHT.ramp("diverging" if signed else "sequential")
-
-
-def colour(weight: float, limit: float, *, signed: bool) -> list[int]:
-    """Return the colour of a number on light paper."""
-    share = (abs(weight) / limit) ** 0.5 * (1 if weight > 0 else -1) if limit else 0.0
-    hexadecimal = ramp(signed)[int(128 + 128 * share + 0.5) if signed else int(256 * max(0.0, share) + 0.5)]
-    return [int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5)]
-
-
-def shows(picture: Locator, found: dict[str, Any], weights: list[float], limit: float, *, signed: bool = False) -> bool:
-    """Whether each patch of a picture is filled with the colour of its number: whatever its outlines, most of it."""
-    rows, columns, outside = found["grid"]
-    colours = drawn(picture)
-    patch = len(colours) // rows
-    assert len(colours) == patch * rows and len(colours[0]) == patch * columns
-    for i, weight in enumerate(weights[outside:]):
-        top, left = i // columns * patch, i % columns * patch
-        inside = colours[top : top + patch, left : left + patch]
-        if (abs(inside - colour(weight, limit, signed=signed)).max(-1) <= 3).mean() < 1 / 3:
-            return False
-    return True
 
 
 @browser_test

@@ -138,7 +138,10 @@ def test_an_address_says_what_the_page_opens_with() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("--head L1H6 --look head", "--head and --look: of which text? Say it with --text."),
+        (
+            "--head L1H6 --look head",
+            "--head and --look: of which text? Say it with --text, or an image with --image.",
+        ),
         ("--text a --query 3", "--query: of which head? Say it with --head."),
         ("--text a --head L1H6 --key -1", "--query and --key are counted from 0."),
         ("--learn 9", "--learn is a chapter of the tour, 1 to 8; found 9."),

@@ -1,5 +1,6 @@
 """The image that a command reads: one of a data set, numbers in a file, or a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glassformer.models import ModelLike
+    from glassformer.serve.images import ServedImage
 
 SETS = ("shapes", "digits")
 # held-out images of one set that may be asked for: each is drawn behind those before it
 MOST_DRAWN = 10_000
+# of them, what a server has where none is named
+N_SERVED = 6
 FORMS = "a file (.npy, or a picture such as .png), or a held-out image of a set by its number from 0: " + ", ".join(
     f"{name}:0" for name in SETS
 )
@@ -42,6 +46,48 @@ def image_of(model: "ModelLike", name: str, given: str | None) -> "Tensor":
     if len(found) != 1:
         raise model.patches.refused(found, one=True)
     return found
+
+
+def served_images(model: "ModelLike", name: str, given: Sequence[str]) -> "dict[str, ServedImage]":
+    """Return the images that a server has for a model, by what they are called on its page, with the Python of each.
+
+    Args:
+        model: It reads images.
+        name: What it was opened from: a run folder says which data it is trained on.
+        given: Files, or held-out images such as `shapes:3`; if none are, the first of what it is trained on.
+
+    Raises:
+        ConfigError: None was given, and what the model was trained on is not known; or it makes images out of noise.
+        DataError, ShapeMismatch, MissingExtra: As `image_of`.
+    """
+    from glassformer.serve.images import ServedImage
+
+    require(
+        model.config.denoises is None,
+        f"this model makes images out of noise, and is not served: glassformer generate {name} CLASSES --out FILE.",
+    )
+    if not given:
+        data = _trained_on(name)
+        require(data is not None, f"this model reads images: start the server with some, each behind --image: {FORMS}.")
+        given = [f"{data.kind}:{number}" for number in range(N_SERVED)]
+    return {one: ServedImage(image_of(model, name, one), *_code(model, name, one)) for one in given}
+
+
+def _code(model: "ModelLike", name: str, given: str) -> tuple[str, tuple[str, ...]]:
+    """Return the expression of an image that was read, and the lines that import what it names."""
+    kind, colon, number = given.partition(":")
+    if colon and kind in SETS:
+        data = _set_of(model, name, kind)
+        step, row = divmod(int(number), data.batch_size)
+        drawn = f'{data!r}.build().batch({step}, "heldout").tokens[{row}]'
+        return drawn, (f"from glassformer.data import {type(data).__name__}",)
+    if Path(given).suffix == ".npy":
+        return f"numpy.load({given!r})", ("import numpy",)
+    assert model.patches is not None, "what reads images cuts them"
+    mode = MODES[model.patches.channels]
+    pixels = f"numpy.array(PIL.Image.open({given!r}).convert({mode!r}), float)"
+    pixels = f"{pixels}[None]" if mode == "L" else f"numpy.moveaxis({pixels}, -1, 0)"
+    return f"{pixels} / 255", ("import numpy", "import PIL.Image")
 
 
 def _numbers(model: "ModelLike", name: str, given: str | None) -> Any:

@@ -4,10 +4,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.arguments import check_known, placed_model, require_text
+from glassformer.cli.arguments import check_known, placed_model
 from glassformer.cli.console import say
+from glassformer.cli.images import served_images
 from glassformer.cli.options import Placement
 from glassformer.config import require
+from glassformer.errors import TextError
 
 _PRESET = "gpt-4l"  # served where no model is named
 
@@ -17,6 +19,7 @@ def serve(
     /,
     text: str | None = None,
     text_b: str | None = None,
+    image: tuple[str, ...] = (),
     head: str | None = None,
     query: int | None = None,
     key: int | None = None,
@@ -40,6 +43,7 @@ def serve(
         glassformer serve gpt-4l attn-only-2l
         glassformer serve attn-only-2l --text "import os, sys, os" --head L1H6
         glassformer serve checkpoints/my-model --dtype bfloat16
+        glassformer serve runs/shapes --image shapes:3 --image drawing.png
         glassformer serve gpt-4l --port 8000 --no-browser
         glassformer serve gpt-4l --host 0.0.0.0 --token "$(openssl rand -hex 16)"
 
@@ -47,6 +51,8 @@ def serve(
         models: Shipped models, folders, or hub ids; gpt-4l by default.
         text: Open the page with this text; by default with one that suits the first model.
         text_b: Beside it, as run B, this text.
+        image: Images that runs of a model of images may read: a file, .npy or a picture such as .png, or a held-out
+            image of a set by its number, shapes:3, digits:0. By default the first six of what a run trained on.
         head: Open it at this head.
         query: At this token that asks, counted from 0; the last by default.
         key: And at this one that is asked; the first by default.
@@ -62,7 +68,7 @@ def serve(
     require(0.01 <= memory <= 2**20, f"--memory takes gigabytes, 0.01 and more; found {memory}.")
     from glassformer.serve.permalink import Opened
 
-    opened = Opened(text, text_b, head, query, key, look, learn)
+    opened = Opened(text, text_b, head, query, key, look, learn, image[0] if image else None)
     named = list(dict.fromkeys(models or (_PRESET,)))
     for name in named:
         check_known(name)
@@ -71,7 +77,8 @@ def serve(
     def opener(name: str) -> Any:
         def opened() -> Any:
             model = placed_model(name, placement)
-            require_text(model)
+            if image and model.patches is None and len(named) == 1:
+                raise TextError(f"--image: {name} reads text: give it with --text.")
             return model
 
         return opened
@@ -79,5 +86,6 @@ def serve(
     limits = Limits(memory=int(memory * 2**30))
     serving(
         {name: opener(name) for name in named}, host=host, port=port, token=token, limits=limits,
-        opened=opened, browser=not no_browser, say=say,
+        opened=opened, images=lambda model, source: served_images(model, source, image),
+        browser=not no_browser, say=say,
     )  # fmt: skip

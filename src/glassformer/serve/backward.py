@@ -13,7 +13,7 @@ from glassformer.serve.runs import ServedRun
 def backward(run: ServedRun, view: api.BackwardView) -> Answer:
     """Return the backward lens of a run without changes: the loss is that of the model as it is."""
     inputs = run.inputs
-    (position,) = text_positions([view.position], len(inputs.output.rows[0]))
+    (position,) = text_positions([view.position], inputs.output.counts[0])
     if run.spec.changes:
         raise AnalysisUnavailable(
             "the backward lens is of the model as it is, and this run has changes, of which no step would know.\n"

@@ -50,8 +50,7 @@ def carried(run: ServedRun, head: str, index: int, view: api.View) -> Answer:
         )
     (position,) = text_positions([index], run.inputs.output.counts[0])
     reads = _pattern(looking, position, found) or [f"{head}.z"]
-    ids, source = run.inputs.ids, run.inputs.source_ids
-    assert ids is not None, "a model of ours reads ids"
+    ids, source = run.inputs.require_ids("what is kept when a token is added"), run.inputs.source_ids
     dtype, n_source = next(model.parameters()).dtype, 0 if source is None else source.shape[1]
     size = sum(part.state_bytes(position + 1, n_source, dtype) for part in model.output_stack.parts())
     run.served.limits.require("memory", 2 * size, "bytes of the states around a token")

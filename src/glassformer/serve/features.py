@@ -18,7 +18,7 @@ _TRAINED = Path("runs/features")  # where the command that trains dictionaries p
 
 def features(run: ServedRun, view: api.FeaturesView) -> Answer:
     """Return the features of a dictionary that fire at a position, strongest first, and tokens that they move."""
-    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], run.inputs.output.counts[0])
     known = _dictionaries(run.served)
     if not known:
         raise AnalysisUnavailable(

@@ -51,7 +51,7 @@ def lanes(run: ServedRun, view: api.View) -> Answer:
 
 def mixtures(run: ServedRun, view: api.MixtureView) -> Answer:
     """Return the weights with which each head of a layer mixes the values of tokens at one position, and their sums."""
-    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], run.inputs.output.counts[0])
     heads = [head for head in roles.heads(run.model) if head.path.startswith(run.model.prefix)]
     if not heads:
         raise AnalysisUnavailable("mixtures of tokens: this model has no attention, whose heads mix them.")

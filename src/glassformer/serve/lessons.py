@@ -39,6 +39,7 @@ def lesson(run: ServedRun, view: api.LessonView) -> Answer:
     """Return what a chapter says of a run; raises `AnalysisUnavailable` where the model has nothing it is about."""
     if view.chapter > len(_CHAPTERS):
         raise ConfigError(f"chapter={view.chapter}: there are {len(_CHAPTERS)} chapters, from 1 on.")
+    run.inputs.require_ids("the tour")
     found = Lesson(run)
     _CHAPTERS[view.chapter - 1](found)
     return found.answer(view.chapter)

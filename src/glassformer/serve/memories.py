@@ -15,7 +15,7 @@ QUANTITIES = ("window", "persistent", "memory", "gate", "surprise", "mean_surpri
 
 def memories(run: ServedRun, view: api.Rows) -> Answer:
     """Return shares of attention, gates and surprise, layer by layer; NaN where a layer has no such number."""
-    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], run.inputs.output.counts[0])
     sites = memory_sites(run.model)
     if not sites:
         raise AnalysisUnavailable(

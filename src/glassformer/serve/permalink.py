@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassformer.analysis.heads.roles import heads
+from glassformer.analysis.prepare import asked_position
 from glassformer.config import require
-from glassformer.errors import WrongArgument, nearest
+from glassformer.errors import TextError, WrongArgument, nearest
 
 VERSION = "1."
 LEVELS = ("model", "head", "position")
@@ -26,6 +27,7 @@ class Opened:
     Args:
         text: What run A reads; by default what suits the model.
         text_b: What run B reads; by default there is none.
+        image: What run A reads of a model of images; by default the first that it is served with.
         head: Where one looks, by its label.
         query: The token that asks, counted from 0; the last by default.
         key: The token that is asked, counted from 0.
@@ -43,12 +45,13 @@ class Opened:
     key: int | None = None
     level: str | None = None
     chapter: int | None = None
+    image: str | None = None
 
     def __post_init__(self) -> None:
         looks = [name for name in ("text_b", "head", "level") if getattr(self, name) is not None]
         require(
-            self.text is not None or not looks,
-            f"{_options(looks)}: of which text? Say it with --text.",
+            self.text is not None or self.image is not None or not looks,
+            f"{_options(looks)}: of which text? Say it with --text, or an image with --image.",
         )
         placed = [name for name in ("query", "key") if getattr(self, name) is not None]
         require(self.head is not None or not placed, f"{_options(placed)}: of which head? Say it with --head.")
@@ -66,13 +69,17 @@ class Opened:
             model: The model, whose heads are known by their labels.
 
         Raises:
+            TextError: It reads images, and is to be opened with a text.
             WrongArgument: The model has no such head.
         """
         chapter = None if self.chapter is None else f"learn/{self.chapter}"
-        if self.text is None:
+        if model.patches is not None and self.text is not None:
+            raise TextError(f'"{name}" reads images, and no text: leave --text out, and give an image with --image.')
+        said = {"text": self.text} if self.image is None or model.patches is None else {"image": self.image}
+        if None in said.values():
             return "" if chapter is None else f"#{chapter}"
         level = self.level or ("model" if self.head is None else "head")
-        state: dict[str, Any] = {"a": {"model": name, "text": self.text}, "level": 1 + LEVELS.index(level)}
+        state: dict[str, Any] = {"a": {"model": name} | said, "level": 1 + LEVELS.index(level)}
         if self.text_b is not None:
             state["b"] = {"model": name, "text": self.text_b}
         if self.head is not None:
@@ -80,7 +87,9 @@ class Opened:
             if self.head not in labels:
                 known = f"from {labels[0]} to {labels[-1]}" if labels else "none"
                 raise WrongArgument(f'no head "{self.head}" in {name}.{nearest(self.head, labels)} Heads: {known}.')
-            query = END if self.query is None else self.query
+            query = self.query
+            if query is None:
+                query = 0 if asked_position(model, None) == 0 else END
             state |= {"head": self.head, "query": query, "key": self.key or 0}
         packed = zlib.compress(json.dumps(state).encode(), wbits=-zlib.MAX_WBITS)
         parts = [chapter, VERSION + base64.urlsafe_b64encode(packed).decode().rstrip("=")]

@@ -20,7 +20,7 @@ _QUERY = "gf.analysis.behaviour.query_key_plane"
 
 def plane(run: ServedRun, view: api.PlaneView) -> Answer:
     """Return the points of all tokens, where zero lies, and on the same axes what was written at one position."""
-    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], run.inputs.output.counts[0])
     place: dict[str, Any] = {} if view.site is None else {"site": view.site}
     of: dict[str, Any] = {"of": view.of} | (place if view.of == "stream" else {})
     reads, left_out = card_of(token_plane).reads(run.model, **of), dict[str, str]()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from glassformer.models.reading import Inputs
 from glassformer.serve.api import Borrowed, Change, RunSpec
+from glassformer.serve.images import ServedImage
 
 
 class RunCode:
@@ -14,10 +15,14 @@ class RunCode:
         spec: What was asked for.
         inputs: What it read.
         lenders: How the runs that it borrows from are made, by their ids.
+        image: The image that it read, if it was one.
     """
 
-    def __init__(self, source: str, spec: RunSpec, inputs: Inputs, lenders: Mapping[str, "RunCode"]) -> None:
-        self.source, self.spec, self.inputs, self.lenders = source, spec, inputs, lenders
+    def __init__(
+        self, source: str, spec: RunSpec, inputs: Inputs, lenders: Mapping[str, "RunCode"],
+        image: ServedImage | None = None,
+    ) -> None:  # fmt: skip
+        self.source, self.spec, self.inputs, self.lenders, self.image = source, spec, inputs, lenders, image
 
     def lines(self, name: str, reads: Sequence[str]) -> list[str]:
         """Return the lines that import, load the model and run it.
@@ -49,6 +54,8 @@ class RunCode:
     def _said(self, name: str, reads: Sequence[str]) -> list[str]:
         """Return the arguments of the run behind its model."""
         said = [repr(self.spec.text if self.spec.ids is None else list(self.spec.ids))]
+        if self.image is not None:
+            said = [self.image.code]
         if self.inputs.source is not None:
             target = self.spec.target if self.spec.target_ids is None else list(self.spec.target_ids)
             said.append(repr(target if target is not None else self.inputs.output.rows[0]))
@@ -69,6 +76,11 @@ class RunCode:
     def every_change(self) -> list[Change]:
         """The changes of the run, and of those it borrows from."""
         return [*self.spec.changes, *(change for code in self.lenders.values() for change in code.every_change())]
+
+    def every_image(self) -> list[ServedImage]:
+        """The images that the run, and those it borrows from, read."""
+        own = [] if self.image is None else [self.image]
+        return [*own, *(image for code in self.lenders.values() for image in code.every_image())]
 
     def _lender(self, name: str, i: int) -> str:
         return f"{name}_lender_{i}"
@@ -111,4 +123,6 @@ def program(*runs: tuple[str, RunCode, Sequence[str]], imports: Sequence[str] = 
     lines = [line for name, code, reads in runs for line in code.run(name, reads, models)]
     values = [change.value for _, code, _ in runs for change in code.every_change()]
     torch_is_used = any(not isinstance(value, float | Borrowed) for value in values)
-    return [*(["import torch"] if torch_is_used else []), "import glassformer as gf", *imports, "", *lines]
+    of_images = [line for _, code, _ in runs for image in code.every_image() for line in image.imports]
+    first = [*(["import torch"] if torch_is_used else []), "import glassformer as gf"]
+    return [*dict.fromkeys([*first, *of_images, *imports]), "", *lines]

@@ -129,6 +129,16 @@ def run_roles(run: ServedRun, view: api.OfStack) -> Answer:
     return _asked("roles", run, analysis.heads.head_roles, "heads.head_roles", {"stack": view.stack})
 
 
+def image(run: ServedRun, view: api.View) -> Answer:
+    patches = run.model.patches
+    if patches is None:
+        raise AnalysisUnavailable("the image that a run reads: this model reads texts.")
+    axes = ("channel", "row", "column")
+    code = f"gf.Labelled(run.inputs.args[0][0], {axes})"
+    facts = {"grid": [*patches.grid, patches.outside]}
+    return Answer("image", {"image": Labelled(run.inputs.args[0][0], axes)}, facts, _found(run, [], {"image": code}))
+
+
 # ------------------------------------------------------------------------------------------------------- of a head
 
 
@@ -162,7 +172,7 @@ def thumbs(run: ServedRun, view: api.Thumbs) -> Answer:
 
 
 def rows(run: ServedRun, view: api.Rows) -> Answer:
-    (position,) = text_positions([view.position], len(run.inputs.output.rows[0]))
+    (position,) = text_positions([view.position], run.inputs.output.counts[0])
     # an encoder reads another text
     wanted = dict.fromkeys(head.path for head in roles.heads(run.model) if head.path.startswith(run.model.prefix))
     arrays, left_out, python = _by_layer(
@@ -316,6 +326,7 @@ def scores(served: ServedModel, view: api.ScoresView) -> Answer:
 
 
 QUESTIONS: dict[str, Question] = {
+    "image": Question("run", api.View, sentence("The image that a run reads, and its grid of patches"), image),
     "thumbs": Question("run", api.Thumbs, sentence("Small pictures of what every head looks at"), thumbs),
     "pattern": Question("head", api.PatternView, sentence("What one head looks at, stage by stage"), pattern),
     "rows": Question("run", api.Rows, sentence("What every head looks at from one position"), rows),

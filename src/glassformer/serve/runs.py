@@ -25,7 +25,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep import CachedPass
 from glassformer.applicability import applied
 from glassformer.data import Marks
-from glassformer.errors import GlassformerError, ShapeMismatch, TextError, nearest
+from glassformer.errors import GlassformerError, ShapeMismatch, TextError, WrongArgument, nearest
 from glassformer.files import json_text
 from glassformer.labelled import Labelled
 from glassformer.models import Model
@@ -43,6 +43,7 @@ from glassformer.serve.api import (
     TokenCard,
     traits_of,
 )
+from glassformer.serve.images import ServedImage
 from glassformer.serve.programs import RunCode
 from glassformer.serve.worker import Worker
 from glassformer.trace import Add, At, Edit, Project, Scale, Set, Site
@@ -50,6 +51,7 @@ from glassformer.version import __version__
 from glassformer.zoo.examples import example_of
 
 _LIKELIEST = 5  # answers shown of each position
+OpensImages = Callable[[Model, str], Mapping[str, ServedImage]]
 _NAMED = {"set": Set, "add": Add, "scale": Scale}
 
 
@@ -100,12 +102,16 @@ class ServedModel:
         source: What it is loaded from; empty of one that was in memory.
         load: Loads it.
         limits: Of the server.
+        opens: Opens the images that runs may read, by their names, of the model and what it is loaded from.
     """
 
-    def __init__(self, id: str, source: str, load: Callable[[], Model], limits: Limits) -> None:
-        self.id, self.source, self._load = id, source, load
+    def __init__(
+        self, id: str, source: str, load: Callable[[], Model], limits: Limits, opens: OpensImages | None = None
+    ) -> None:
+        self.id, self.source, self._load, self._opens = id, source, load, opens
         self.limits, self.worker = limits, Worker(f"model {id}", limits.waiting)
         self.loaded: Model | None = None
+        self.images: Mapping[str, ServedImage] = {}
         # answers from weights alone, which stay what they are
         self.known: OrderedDict[str, Any] = OrderedDict()
 
@@ -113,8 +119,37 @@ class ServedModel:
     def model(self) -> Model:
         """The model, loaded if it is not; on its worker's thread."""
         if self.loaded is None:
-            self.loaded = self._load()
+            model = self._load()
+            if model.patches is not None and self._opens is not None:
+                self.images = self._opens(model, self.source)
+            self.loaded = model
         return self.loaded
+
+    def read_image(self, spec: RunSpec) -> ServedImage | None:
+        """Return the image that a run reads; None where it reads a text or ids.
+
+        Raises:
+            TextError: The model reads the other.
+            WrongArgument: It is served without an image of that name.
+        """
+        if self.model.patches is None:
+            if spec.image is not None:
+                raise TextError(f'"{self.id}" reads texts, and no images: give "text" or "ids" in place of "image".')
+            return None
+        if not self.images:
+            raise TextError(
+                f'"{self.id}" reads images, and none is served with it.\n    glassformer serve takes some behind '
+                "--image; gf.explain(model, image) makes a page of one."
+            )
+        known = ", ".join(self.images)
+        if spec.image is None:
+            raise TextError(f'"{self.id}" reads images: give "image", one that it is served with. Images: {known}.')
+        if spec.image not in self.images:
+            raise WrongArgument(
+                f'no image "{spec.image[:80]}" is served with "{self.id}".{nearest(spec.image, self.images)} '
+                f"Images: {known}."
+            )
+        return self.images[spec.image]
 
     def remembered(self, key: str, made: Callable[[], Any], most: int = 32) -> Any:
         """Return what was found of these weights before under a key, or find it now."""
@@ -146,6 +181,7 @@ class ServedModel:
             applies=_applicability(model),
             notes=tuple(str(note) for note in model.checkpoint_notes),
             example=_example(model),
+            images=tuple(self.images),
         )
 
 
@@ -399,14 +435,20 @@ class Store:
     Args:
         models: What loads each, by what it is loaded from.
         limits: Of the server.
+        images: What opens the images that a model is served with, if it reads images.
     """
 
-    def __init__(self, models: Mapping[str, Callable[[], Model]], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Callable[[], Model]],
+        limits: Limits | None = None,
+        images: OpensImages | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self.models: dict[str, ServedModel] = {}
         for source, load in models.items():
             id = _named(source, self.models)
-            self.models[id] = ServedModel(id, source, load, self.limits)
+            self.models[id] = ServedModel(id, source, load, self.limits, images)
         self.runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -458,18 +500,18 @@ class Store:
             limits.require("text", len(words or ""), "characters of the text")
         for ids in (spec.ids, spec.target_ids):
             limits.require("tokens", len(ids or ()), "tokens")
-        model = served.model
-        id = _hash(spec, model)
+        model, image = served.model, served.read_image(spec)
+        id = _hash(spec, model, image)
         with self._lock:
             if id in self.runs:
                 self.runs.move_to_end(id)
                 return self.runs[id]
         started = time.perf_counter()
         same = self._same_text(spec, served)
-        inputs = same.inputs if same is not None else self._read(model, spec)
+        inputs = same.inputs if same is not None else self._read(model, spec, image)
         edits = _edits(model, spec.changes, lent)
         lenders = {id: run.code for id, (run, _) in self.lenders(spec).items()}
-        code = RunCode(served.source, spec, inputs, lenders)
+        code = RunCode(served.source, spec, inputs, lenders, image)
         cached = CachedPass(model, inputs, edit=edits) if same is None else same.cached.under(edits)
         took = 1000 * (time.perf_counter() - started)
         run = ServedRun(id=id, served=served, spec=spec, cached=cached, edits=edits, code=code, milliseconds=took)
@@ -489,7 +531,7 @@ class Store:
                     return
                 del self.runs[left.pop(0).id]
 
-    def _read(self, model: Model, spec: RunSpec) -> Inputs:
+    def _read(self, model: Model, spec: RunSpec, image: ServedImage | None) -> Inputs:
         """Return what a run reads, checked before anything runs."""
         target = spec.target if spec.target_ids is None else list(spec.target_ids)
         given = spec.text if spec.ids is None else list(spec.ids)
@@ -497,7 +539,8 @@ class Store:
             raise TextError("the text is empty: give at least one token.")
         if target is not None and not model.reads_pairs:
             raise ShapeMismatch(f'"{spec.model}" has no decoder beside an encoder: leave the target out.')
-        inputs = prepare(model, given, target, specials=spec.specials, allow_unknown=spec.allow_unknown)
+        read = given if image is None else image.pixels
+        inputs = prepare(model, read, target, specials=spec.specials, allow_unknown=spec.allow_unknown)
         for side in inputs.sides.values():
             self.limits.require("tokens", max(side.counts, default=0), "tokens of the text")
         blocks = sum(len(stack.blocks) + 1 for stack in model.stacks.values())
@@ -558,9 +601,12 @@ def _edit(change: Change, site: str, at: At, value: float | Tensor) -> Edit:
     return _NAMED[change.edit](site, value, at=at)
 
 
-def _hash(spec: RunSpec, model: Model) -> str:
+def _hash(spec: RunSpec, model: Model, image: ServedImage | None) -> str:
     # the same file gives other numbers in another type
     of = {"weights": model.digest(), "type": str(next(model.parameters()).dtype), "version": __version__}
+    if image is not None:
+        # another server may have another image of that name
+        of["image"] = image.digest
     whole = json_text({"spec": spec.to_dict()} | of, sort=True, tight=True)
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -576,11 +622,11 @@ def _named(source: str, taken: Collection[str]) -> str:
 def token_cards(model: Model, side: Side, of_source: bool) -> tuple[TokenCard, ...]:
     """Return the tokens of one row, each with its bytes and its place in the text, if that is known."""
     tokenizer = model.source_tokenizer if of_source else model.tokenizer
-    ids = side.rows[0]
+    ids: Sequence[int | None] = [None] * side.counts[0] if side.ids is None else side.rows[0]
     before = [0, *itertools.accumulate(len(c.encode("utf-8", "surrogatepass")) for c in side.text or "")]
     spans = [None if span is None else (before[span[0]], before[span[1]]) for span in side.spans]
     marks: Marks = side.marks
-    raw = [b"" if tokenizer is None else tokenizer.bytes_of(id) for id in ids]
+    raw = [b"" if tokenizer is None or id is None else tokenizer.bytes_of(id) for id in ids]
     return tuple(
         TokenCard(id, text, some.hex(), span, i in marks.unknown)
         for i, (id, text, some, span) in enumerate(zip(ids, side.tokens[0], raw, spans))

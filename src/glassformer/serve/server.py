@@ -13,7 +13,7 @@ from glassformer.config import require
 from glassformer.errors import MissingExtra
 from glassformer.serve.guards import is_loopback
 from glassformer.serve.permalink import Opened
-from glassformer.serve.runs import Limits, Store
+from glassformer.serve.runs import Limits, OpensImages, Store
 from glassformer.words import spoken
 
 
@@ -25,6 +25,7 @@ def serve(
     token: str | None = None,
     limits: Limits | None = None,
     opened: Opened | None = None,
+    images: OpensImages | None = None,
     browser: bool = True,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -37,6 +38,7 @@ def serve(
         token: What requests have to bring; drawn at random by default.
         limits: What it does at most.
         opened: What the page opens with; by default a text that suits the first model.
+        images: What opens the images that a model is served with, if it reads images.
         browser: Open the page in a browser, where there is a display.
         say: Where its address is told.
 
@@ -62,7 +64,7 @@ def serve(
     except ImportError as error:
         raise MissingExtra("serve needs Starlette and uvicorn: pip install 'glassformer[serve]'.") from error
     own = token or secrets.token_urlsafe(24)
-    store = Store(models, limits)
+    store = Store(models, limits, images)
     # the one that the page opens with: who named what is no model learns it now
     first, served = next(iter(store.models.items()))
     fragment = (opened or Opened()).fragment(first, served.model)

@@ -107,6 +107,8 @@ def _metric(spec: SweepSpec) -> Metric:
 def _begun(run: ServedRun) -> tuple[Tensor | None, Tensor | None, list[Edit]]:
     """Return what a sweep of a run begins with: what it reads, its target, its edits."""
     inputs, edits = run.inputs, [edit for _, edit in run.cached.edits]
+    if run.spec.image is not None:
+        return inputs.args[0], None, edits
     return (inputs.ids, None, edits) if inputs.source is None else (inputs.source_ids, inputs.ids, edits)
 
 
@@ -152,6 +154,8 @@ def _code(run: ServedRun, donor: Donor | None, spec: SweepSpec) -> str:
         edit = "gf.Set(f'{head}.z', donor)" if spec.sweep == "patch_heads" else "gf.Scale(f'{head}.z', 0.0)"
         rows = f"[[{edit}] for head in {[cell[0] for cell in cells]}]"
     first, target = ("run.ids", "") if run.inputs.source is None else ("run.source_ids", ", target=run.ids")
+    if run.spec.image is not None:
+        first = "run.inputs.args[0]"
     edits = run.code.edits("run")
     more = target + (f", base_edit=[{edits}]" if edits else "")
     lines = program(*runs, imports=["from glassformer.analysis import sweep as engine"])
@@ -168,6 +172,7 @@ def written(run: ServedRun, spec: GenerateSpec, limits: Limits) -> Iterator[dict
     limits.require("new_tokens", spec.max_new_tokens, "new tokens")
     sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty, spec.seed)
     model, inputs = run.model, run.inputs
+    inputs.require_ids("going on with a text")
     row = inputs.output.rows[0]
     (position,) = text_positions([spec.position], len(row))
     source = None if inputs.source is None else [inputs.source.rows[0]]

@@ -3,6 +3,7 @@
 import type { Change, Fault, ModelCard, RunCard, RunSpec } from "./api";
 import {
   headAt,
+  askedAt,
   headsOf,
   textsOf,
   type Aim,
@@ -13,6 +14,7 @@ import {
   type Source,
 } from "./looking";
 import { isDropped, Refusal, type Transport } from "./transport";
+import { beginningOf, givenTo } from "./words";
 
 /** What makes the two runs. */
 export interface Specs {
@@ -115,13 +117,13 @@ export class Explorer implements Looking {
     if (!state?.a) await this.loaded(this.models[0].id);
     // who ran a text in the meantime sees that one
     if (!state?.a && (this.isRunning || this.runs)) return;
-    const { id, example } = this.models[0];
-    const { a = { model: id, text: example }, b = null, ...rest } = state ?? {};
+    const first = this.models[0];
+    const { a = { model: first.id, ...givenTo(first, beginningOf(first)) }, b = null, ...rest } = state ?? {};
     this.chosen = rest.show ?? "a";
     this.level = rest.level ?? 1;
     this.aim = rest.aim ?? this.aim;
     this.tabs = rest.tabs ?? {};
-    if (!a.text && !a.ids) return;
+    if (!a.text && !a.ids && !a.image) return;
     await this.make({ a, b });
     if (this.runs && rest.head) this.select({ label: rest.head, query: rest.query, key: rest.key });
   }
@@ -174,9 +176,9 @@ export class Explorer implements Looking {
     }
   }
 
-  /** Look from the end of a text of another length, and at no number of before. */
+  /** Look from where a text of another length is asked about, and at no number of before. */
   private settle(before: { a: RunCard } | null): void {
-    if (before?.a.tokens.length !== this.a.tokens.length) this.wanted = { ...this.cursor, query: Infinity };
+    if (before?.a.tokens.length !== this.a.tokens.length) this.wanted = { ...this.cursor, query: askedAt(this.model) };
     if (before?.a.spec.model !== this.a.spec.model) this.aim = { answer: null, against: null };
     this.source = null;
     if (before?.a.id !== this.a.id && before) this.isArriving = this.chapter !== null;

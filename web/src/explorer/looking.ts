@@ -108,6 +108,10 @@ export function textsOf(
   return { queries, keys: mixer.crosses ? run.source_tokens : queries };
 }
 
+/** The position that one looks from at first: where a class of the whole is said, or the end. */
+export const askedAt = ({ logits_of }: ModelCard): number =>
+  logits_of === "image_class" || logits_of === "text_class" ? 0 : Infinity;
+
 /** A question about what is shown: of A, of B, or of B less A. */
 export function ofShown<Name extends keyof Views>(
   looking: Looking,

@@ -1,7 +1,7 @@
 // Words of the explorer for what the server has names for.
 
 import { spoken } from "../words";
-import type { Change, RunCard, RunSpec, TokenCard } from "./api";
+import type { Change, ModelCard, RunCard, RunSpec, TokenCard } from "./api";
 import type { Show } from "./looking";
 
 export const STAGES = ["products", "scores", "weights", "value_weighted"] as const;
@@ -88,6 +88,13 @@ export function readOf(typed: string): Pick<RunSpec, "text" | "ids"> {
   return ids ? { ids: ids.map(Number) } : { text: typed };
 }
 
-/** What is typed for a run to read the same. */
-export const typedOf = ({ text, ids }: Pick<RunSpec, "text" | "ids">): string =>
-  text ?? (ids ? `ids: ${ids.join(" ")}` : "");
+/** What a run of a model reads, of what was typed or chosen: of one that reads images the name of an image. */
+export const givenTo = (model: ModelCard | undefined, typed: string): Pick<RunSpec, "text" | "ids" | "image"> =>
+  model?.images.length ? { image: typed } : readOf(typed);
+
+/** What a model begins with, as it is typed or chosen: the first of its images, or a text. */
+export const beginningOf = ({ images, example }: ModelCard): string => images[0] ?? example;
+
+/** What is typed or chosen for a run to read the same. */
+export const typedOf = ({ text, ids, image }: Pick<RunSpec, "text" | "ids" | "image">): string =>
+  image ?? text ?? (ids ? `ids: ${ids.join(" ")}` : "");

@@ -29,7 +29,7 @@ export function namesOf({ model, a, b }: Pick<Looking, "model" | "a" | "b">): Ma
   const found = new Map<number, string>();
   for (const run of [a, b]) {
     for (const { ids, texts } of run?.top ?? []) ids.forEach((id, i) => found.set(id, texts[i]));
-    for (const { id, text } of (areTokens && run?.tokens) || []) if (!found.has(id)) found.set(id, text);
+    for (const { id, text } of (areTokens && run?.tokens) || []) if (id !== null && !found.has(id)) found.set(id, text);
   }
   return found;
 }
