@@ -308,6 +308,8 @@ def test_one_changed_tensor_changes_every_picture_of_it(explore: Any) -> None:
         found["chips"] = page.locator(".chips button").evaluate_all("chips => chips.map(chip => chip.style.cssText)")
         for tab in page.locator(".side .tabs button").all()[1:]:
             name = tab.inner_text()
+            if name == "What studies found":  # of mechanisms, whatever the tensors
+                continue
             tab.click()
             settled(page)
             page.wait_for_timeout(200)

@@ -65,7 +65,11 @@ def _layers(model: ModelLike) -> Iterator[_Parts]:
 
 
 def memory_sites(model: ModelLike) -> list[str]:
-    """Return the sites that say what came from memory."""
+    """Return the sites that say what came from memory.
+
+    Args:
+        model: One of ours; without a memory it has none of them.
+    """
     return [site for parts in _layers(model) for site in parts.sites]
 
 
