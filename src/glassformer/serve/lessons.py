@@ -50,16 +50,16 @@ def _ids(found: Lesson) -> None:
     run = found.run
     source = run.model.source if run.inputs.source is not None else None
     side, of_source = run.inputs.source or run.inputs.output, source is not None
-    cards = token_cards(run.model, side, of_source)
+    cards, ids = token_cards(run.model, side, of_source), side.rows[0]
     vocab = run.model.embeddings[source or run.model.output].vocab_size
     inside = [i for i, card in enumerate(cards) if card.span is not None] or list(range(len(cards)))
-    found.query, first = _again([card.id for card in cards], [card.text for card in cards], inside)
+    found.query, first = _again(ids, [card.text for card in cards], inside)
     found.key = found.query if first is None else first
     found.head = next((head.label for head in roles.heads(run.model) if head.stack == "encoder"), None)
     here, text = cards[found.query], side.text
-    occurs = sum(card.id == here.id for card in cards)
+    occurs = sum(id == ids[found.query] for id in ids)
     found.numbers |= {
-        "tokens": len(cards), "vocab": vocab, "position": found.query, "id": here.id,
+        "tokens": len(cards), "vocab": vocab, "position": found.query, "id": ids[found.query],
         "bytes": len(here.bytes) // 2, "occurs": occurs, "cut": len(inside), "added": len(cards) - len(inside),
         "characters": len(text or ""),
     }  # fmt: skip
@@ -67,8 +67,8 @@ def _ids(found: Lesson) -> None:
         "is_text": text is not None, "adds": len(cards) > len(inside), "has_bytes": here.bytes != "",
         "repeats": first is not None,
     }  # fmt: skip
-    ids = "run.source_ids[0]" if of_source else "run.ids[0]"
-    found.add("ids", Labelled(torch.tensor([card.id for card in cards]), ("pos",)), f'gf.Labelled({ids}, ("pos",))')
+    code = "run.source_ids[0]" if of_source else "run.ids[0]"
+    found.add("ids", Labelled(torch.tensor(ids), ("pos",)), f'gf.Labelled({code}, ("pos",))')
     found.formula = formulas.tokens(vocab, len(cards))
 
 
