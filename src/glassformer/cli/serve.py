@@ -68,7 +68,10 @@ def serve(
     require(0.01 <= memory <= 2**20, f"--memory takes gigabytes, 0.01 and more; found {memory}.")
     from glassformer.serve.permalink import Opened
 
-    opened = Opened(text, text_b, head, query, key, look, learn, image[0] if image else None)
+    opened = Opened(
+        text=text, text_b=text_b, head=head, query=query, key=key, level=look, chapter=learn,
+        image=image[0] if image else None,
+    )  # fmt: skip
     named = list(dict.fromkeys(models or (_PRESET,)))
     for name in named:
         check_known(name)

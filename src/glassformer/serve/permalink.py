@@ -4,7 +4,6 @@ The state is JSON, deflated, in base64 for addresses: `web/src/explorer/permalin
 """
 
 import base64
-import json
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from glassformer.analysis.heads.roles import heads
 from glassformer.analysis.prepare import asked_position
 from glassformer.config import require
 from glassformer.errors import TextError, WrongArgument, nearest
+from glassformer.files import json_text
 
 VERSION = "1."
 LEVELS = ("model", "head", "position")
@@ -91,7 +91,7 @@ class Opened:
             if query is None:
                 query = 0 if asked_position(model, None) == 0 else END
             state |= {"head": self.head, "query": query, "key": self.key or 0}
-        packed = zlib.compress(json.dumps(state).encode(), wbits=-zlib.MAX_WBITS)
+        packed = zlib.compress(json_text(state).encode(), wbits=-zlib.MAX_WBITS)
         parts = [chapter, VERSION + base64.urlsafe_b64encode(packed).decode().rstrip("=")]
         return "#" + "/".join(part for part in parts if part is not None)
 
